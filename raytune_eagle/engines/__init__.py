@@ -1,0 +1,1 @@
+"""Engines: what serves a configuration over HTTP."""

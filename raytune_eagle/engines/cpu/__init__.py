@@ -1,0 +1,1 @@
+"""The real SGLang on a CPU, for machines without a GPU."""

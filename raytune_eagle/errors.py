@@ -1,0 +1,74 @@
+"""Every error raised on purpose.
+
+* RaytuneEagleError
+  x SpecError      nothing in this spec (or command) can run as written: say where and what to write instead
+  x TrialError     one *configuration* failed: becomes a `Failed` value, the study goes on
+    + LaunchError  ... before its server was ready
+    + BenchError   ... while it was measured
+  x NodeError      the *machine* failed: the trial was not judged and is asked again elsewhere
+  x StoreError     a result could not be written or read
+
+Anything else is a bug: it stops the study, with nothing lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class RaytuneEagleError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class SpecError(RaytuneEagleError):
+    """One or more mistakes in what the user gave, each one line that names its place.
+
+    Attributes:
+        problems: the lines, for example ``space.nccl.NCCL_PROTO[2]: 'LL256' is not one of LL, LL128, Simple``.
+    """
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type[SpecError], tuple[tuple[str, ...]]]:
+        return type(self), (self.problems,)
+
+
+class TrialError(RaytuneEagleError):
+    """One configuration failed; the study goes on.
+
+    Attributes:
+        failure_class: a name from `raytune_eagle.logs`, for example ``tree_too_small``.
+        detail: one line for people: what happened and, where known, what to do.
+        log_tail: the last lines of the server's log.
+    """
+
+    phase = "bench"
+
+    def __init__(self, failure_class: str, detail: str, log_tail: str = "") -> None:
+        super().__init__(failure_class, detail, log_tail)
+        self.failure_class, self.detail, self.log_tail = failure_class, detail, log_tail
+
+    def __str__(self) -> str:
+        return f"{self.failure_class}: {self.detail}"
+
+
+class LaunchError(TrialError):
+    """The server ended, stalled or overran its time before it was ready."""
+
+    phase = "launch"
+
+
+class BenchError(TrialError):
+    """The server died or failed too many requests while it was measured."""
+
+    phase = "bench"
+
+
+class NodeError(RaytuneEagleError):
+    """The machine, not the configuration, failed: the trial is asked again elsewhere."""
+
+
+class StoreError(RaytuneEagleError):
+    """A result could not be written or read; the message names the file."""

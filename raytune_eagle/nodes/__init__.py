@@ -1,0 +1,1 @@
+"""Nodes: machines owned whole, one trial at a time."""

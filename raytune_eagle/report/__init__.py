@@ -1,0 +1,1 @@
+"""Questions to the records, and pages made from them."""

@@ -1,0 +1,1 @@
+"""Samplers that Optuna does not have."""
