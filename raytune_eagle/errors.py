@@ -14,6 +14,10 @@ Anything else is a bug: it stops the study, with nothing lost.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the values stand a floor higher; only their names are needed here
+    from raytune_eagle.model import Completed, Failed, Request
 
 
 class RaytuneEagleError(Exception):
@@ -42,6 +46,8 @@ class TrialError(RaytuneEagleError):
         failure_class: a name from `raytune_eagle.logs`, for example ``tree_too_small``.
         detail: one line for people: what happened and, where known, what to do.
         log_tail: the last lines of the server's log.
+        server_log: the whole log, secrets redacted, gzip-compressed; empty when there is none.
+        requests: what was measured before it failed (`raytune_eagle.model.Request` values).
     """
 
     phase = "bench"
@@ -49,6 +55,8 @@ class TrialError(RaytuneEagleError):
     def __init__(self, failure_class: str, detail: str, log_tail: str = "") -> None:
         super().__init__(failure_class, detail, log_tail)
         self.failure_class, self.detail, self.log_tail = failure_class, detail, log_tail
+        self.server_log: bytes = b""
+        self.requests: tuple[Request, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.failure_class}: {self.detail}"
@@ -67,7 +75,19 @@ class BenchError(TrialError):
 
 
 class NodeError(RaytuneEagleError):
-    """The machine, not the configuration, failed: the trial is asked again elsewhere."""
+    """The machine, not the configuration, failed: the trial is asked again elsewhere.
+
+    Attributes:
+        outcome: what the trial had come to before the machine failed (its GPUs did not come free, say); it is kept
+            and not asked again. None when the trial was not judged.
+    """
+
+    def __init__(self, message: str, outcome: Completed | Failed | None = None) -> None:
+        super().__init__(message, outcome)
+        self.outcome = outcome
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class StoreError(RaytuneEagleError):

@@ -237,9 +237,13 @@ class Completed(Value):
 
 
 class Failed(Value):
-    """A trial whose *configuration* failed: `failure_class` is a name from `raytune_eagle.logs`."""
+    """A trial without figures: its *configuration* failed, or it was lost with every machine that it ran on.
 
-    status: Literal["failed"] = "failed"
+    Attributes:
+        failure_class: a name from `raytune_eagle.logs`; ``node_lost`` with status ``lost``.
+    """
+
+    status: Literal["failed", "lost"] = "failed"
     failure_class: str
     failure_phase: str
     failure_detail: str
@@ -251,6 +255,18 @@ class Failed(Value):
 
 
 Outcome = Annotated[Completed | Failed, Field(discriminator="status")]
+
+
+class NodeFacts(Value):
+    """What a node is.
+
+    Attributes:
+        hardware: one line, for example ``8x NVIDIA H200`` or ``1 core of Intel(R) Xeon(R)``.
+        versions: of sglang, torch, nccl, driver, …, as far as they are there.
+    """
+
+    hardware: str = ""
+    versions: dict[str, str] = {}
 
 
 class Job(Value):
@@ -270,9 +286,10 @@ class TrialRecord(Value):
         number: of the launch in its study, from 0, over all kinds; it never comes twice.
         key: uid of the canonical form of the configuration; launches with one key are the same point.
         params: the searched parameters by column name; empty for a baseline.
-        hardware: one line, for example ``8x NVIDIA H200`` or ``1 core of Intel(R) Xeon(R)``.
+        facts: of its node.
         speedup: output_throughput over that of the same node's baseline, by concurrency.
         matches_baseline: share of prompts whose text equals the baseline's, by concurrency.
+        violations: constraints of the objective that it breaks, one line each.
     """
 
     study: str
@@ -284,11 +301,16 @@ class TrialRecord(Value):
     params: dict[str, FlagValue] = {}
     started_at: float
     ended_at: float
-    hardware: str = ""
-    versions: dict[str, str] = {}
+    facts: NodeFacts = NodeFacts()
     outcome: Outcome
     speedup: dict[int, float] = {}
     matches_baseline: dict[int, float] = {}
+    violations: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> Literal["completed", "infeasible", "failed", "lost"]:
+        """How it ended; ``infeasible`` was measured and breaks a constraint."""
+        return "infeasible" if self.violations and self.outcome.status == "completed" else self.outcome.status
 
 
 class Event(Value):

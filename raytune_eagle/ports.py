@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from raytune_eagle.model import Completed, Event, Failed, Job, ServerFacts, TrialRecord
+from raytune_eagle.model import Completed, Event, Failed, Job, NodeFacts, ServerFacts, TrialRecord
 
 Pending = Future[Completed | Failed]
 """A trial under way. It raises `NodeError` (not judged) or `SpecError` (nothing in the spec can run)."""
@@ -50,12 +50,24 @@ class Engine(Protocol):
 
         Raises:
             LaunchError: the configuration did not become ready; nothing of it is left.
-            NodeError: the machine is at fault (cannot start a process, GPUs not free, …).
+            NodeError: the machine is at fault (cannot start a process, GPUs not free, …), at the start or at the end.
         """
         ...
 
-    def command(self, job: Job) -> str:
-        """The launch as one pasteable shell line."""
+    def describe(self) -> NodeFacts:
+        """What this machine is. May take some seconds."""
+        ...
+
+
+class Turns(Protocol):
+    """Who may do what on a machine that several nodes share, so that no neighbour shifts another's figures."""
+
+    def busy(self) -> AbstractContextManager[None]:
+        """Hold while a server starts or stops: many may, but not while someone measures."""
+        ...
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Hold while measuring: nobody else measures, starts or stops."""
         ...
 
 
@@ -63,8 +75,7 @@ class Node(Protocol):
     """One machine, owned whole. One trial at a time."""
 
     name: str
-    hardware: str
-    versions: dict[str, str]
+    facts: NodeFacts
 
     def submit(self, job: Job) -> Pending:
         """Start a trial.

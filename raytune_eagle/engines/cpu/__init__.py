@@ -1,1 +1,1 @@
-"""The real SGLang on a CPU, for machines without a GPU."""
+"""SGLang without a GPU: ``python -m raytune_eagle.engines.cpu`` takes the flags of ``sglang.launch_server``."""

@@ -1,0 +1,49 @@
+# Everything a fresh machine needs is installed by `make setup` (Python 3.11, git and a package index assumed).
+# The other targets call it by themselves.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
+NODES ?= 2
+export RAY_USAGE_STATS_ENABLED := 0
+export HF_HUB_OFFLINE := 1
+
+.PHONY: setup demo test test-fast lint format clean
+
+setup: $(STAMP)
+
+# torch first and pinned: where a CPU build of this version is at hand pip takes it, elsewhere the CUDA build works too.
+# sglang without its dependencies: they are several GB of CUDA packages; requirements-cpu.txt has what a CPU start imports.
+$(STAMP): pyproject.toml constraints.txt requirements-cpu.txt Makefile
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "make: $(PYTHON) is not Python 3.11 or newer; install it or give PYTHON=…" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) "torch==2.13.0"
+	$(PIP) --requirement requirements-cpu.txt --editable ".[report,gp,dev]"
+	$(PIP) --no-deps sglang==0.5.20 xgrammar==0.2.1 compressed-tensors==0.18.0
+	touch $@
+
+# The main job for real: SGLang 0.5.20 with EAGLE-3 on the CPU, two Ray nodes, Parquet, a verdict.
+demo: setup
+	$(BIN)/raytune-eagle run search_spaces/tiny_cpu.yaml --cluster local --nodes $(NODES)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# No Ray, no SGLang: under a minute.
+test-fast: setup
+	$(BIN)/python -m pytest -m "not ray and not sglang"
+
+test: lint
+	$(BIN)/python -m pytest
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,318 @@
+"""Is our load generator right, and cheap? Against SGLang's own, on the real server; and against a server that counts.
+
+    python benchmarks/load_client.py [--quick]
+
+1. `throughput_ratio`: ours over `sglang.bench_serving`'s, the same prompts on the same real server (concurrency 8, the
+   bundled tiny pair with EAGLE-3 on the CPU), runs alternating, medians. Theirs divides all tokens by the wall clock,
+   start and tail of fewer streams included; a run of 2 N prompts minus one of N takes these out (with --quick: its
+   figure over the mean concurrency that it reports, times 8).
+2. `cpu_ratio`: CPU seconds of the client per 1,000 streamed tokens at concurrency 8, ours over theirs; a run of 2 N
+   tokens minus one of N, so that imports and start are left out. Both stream from a stub in SGLang's shape: the real
+   server on a CPU streams too slowly for a client's cost to stand out from the noise of its imports.
+3. `stub_ratio`: tokens that we counted over tokens that a local server sent, 5,000 chunks a second on 256 connections.
+
+The last line is one JSON object with the three. Environment: SGLang 0.5.20 for the CPU, `datasets`, no GPU. With
+--quick everything is run once, and small: it shows that the parts work, and the order of magnitude.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import NamedTuple
+
+from aiohttp import web
+
+from raytune_eagle.measure import measure
+from raytune_eagle.model import Prompt, ServerFacts, Workload
+from raytune_eagle.workload import load_prompts
+
+ROOT = Path(__file__).resolve().parent.parent
+PAIR = ROOT / "raytune_eagle" / "builtin" / "tiny"
+CONCURRENCY = 8
+CONNECTIONS, CHUNKS_PER_S = 256, 5000
+READY_S = 120.0
+
+
+class Known:
+    """A server that somebody else looks after."""
+
+    facts = ServerFacts()
+    launch_s = 0.0
+    ready_s = 0.0
+
+    def __init__(self, url: str) -> None:
+        self.url, self.headers = url, dict[str, str]()
+
+    def check(self) -> None:
+        """Not our business."""
+
+    def log(self) -> bytes:
+        """None."""
+        return b""
+
+
+def prompts(count: int) -> tuple[Prompt, ...]:
+    """`count` prompts, the bundled ones over and over, each with a line of its own so that no cache knows it."""
+    texts = load_prompts("builtin:tiny", held_out=None)
+    return tuple(
+        Prompt(id=str(n), category="any", text=f"# part {n}\n{texts[n % len(texts)].text}") for n in range(count)
+    )
+
+
+def workload(count: int, tokens: int, concurrency: int = CONCURRENCY) -> Workload:
+    """One pass over `count` prompts."""
+    return Workload(
+        prompts=prompts(count),
+        max_new_tokens=tokens,
+        ignore_eos=True,
+        concurrency=(concurrency,),
+        min_passes=1,
+        max_passes=1,
+        request_timeout_s=300,
+    )
+
+
+# --- the real server and the two clients, each in a process of its own ---------------------------------------------
+
+
+@contextmanager
+def real_server(port: int, shim: Path) -> Iterator[str]:
+    """SGLang with EAGLE-3 on this CPU."""
+    flags = f"""--model-path {PAIR / "target"} --device cpu --dtype float32 --speculative-algorithm EAGLE3
+        --speculative-draft-model-path {PAIR / "draft"} --speculative-num-steps 3 --speculative-eagle-topk 1
+        --speculative-num-draft-tokens 4 --max-total-tokens 16384 --max-running-requests {CONCURRENCY}
+        --mem-fraction-static 0.5 --skip-server-warmup --sleep-on-idle --host 127.0.0.1 --port {port}"""
+    command = [sys.executable, str(shim / "run_cpu.py"), *flags.split()]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        try:
+            wait_ready(f"http://127.0.0.1:{port}", process)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Until the server has generated something."""
+    body = json.dumps({"text": "import ", "sampling_params": {"max_new_tokens": 4}}).encode()
+    end = time.monotonic() + READY_S
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            request = urllib.request.Request(f"{url}/generate", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=10):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise SystemExit("the server did not become ready")
+
+
+class Run(NamedTuple):
+    """One run of a client.
+
+    Attributes:
+        full: tokens per second with all streams busy; theirs: its figure over its mean concurrency, times ours.
+        cpu: CPU seconds; `tokens`: streamed to it, in so many `seconds`.
+    """
+
+    full: float
+    cpu: float
+    tokens: int
+    seconds: float
+
+
+def in_child(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
+    """What a command printed, and the CPU seconds that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def ours(url: str, count: int, tokens: int) -> Run:
+    """One run of our client over `count` prompts."""
+    printed, cpu = in_child([sys.executable, __file__, "--child", url, str(count), str(tokens)], {})
+    throughput, streamed, seconds = json.loads(printed.splitlines()[-1])
+    return Run(throughput, cpu, streamed, seconds)
+
+
+def child(url: str, count: int, tokens: int) -> None:
+    """One run of our client; prints what `ours` wants to know."""
+    result = measure(Known(url), workload(count, tokens), silent)
+    streamed = sum(row.completion_tokens for row in result.requests)
+    print(json.dumps([result.measurements[0].output_throughput, streamed, result.warmup_s + result.bench_s]))
+
+
+def silent(_name: str, _detail: str) -> None:
+    """No progress."""
+
+
+def theirs(url: str, count: int, tokens: int, shim: Path) -> Run:
+    """One run of `sglang.bench_serving` over the same prompts."""
+    port, model = url.rsplit(":", 1)[1], str(PAIR / "target")
+    with tempfile.TemporaryDirectory() as folder:
+        data, out = Path(folder) / "prompts.jsonl", Path(folder) / "out.jsonl"
+        talks = [[{"role": "user", "content": p.text}, {"role": "assistant", "content": "x"}] for p in prompts(count)]
+        data.write_text("".join(json.dumps({"conversations": talk}) + "\n" for talk in talks))
+        flags = f"""--backend sglang --host 127.0.0.1 --port {port} --model {model} --tokenizer {model}
+            --num-prompts {count} --max-concurrency {CONCURRENCY} --temperature 0 --dataset-name custom
+            --dataset-path {data} --sharegpt-output-len {tokens} --disable-tqdm --output-file {out}"""
+        shimmed = {"PYTHONPATH": str(shim), "RAYTUNE_CPU_SHIM": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        _, cpu = in_child([sys.executable, "-m", "sglang.bench_serving", *flags.split()], shimmed | offline)
+        figures = json.loads(out.read_text().splitlines()[-1])
+    full = figures["output_throughput"] / figures["concurrency"] * CONCURRENCY
+    return Run(full, cpu, figures["total_output_tokens"], figures["duration"])
+
+
+def throughput_ratio(runs: int, count: int, tokens: int, shim: Path) -> dict[str, float]:
+    """Both clients in turn on the real server."""
+    speeds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    with real_server(31911, shim) as url:
+        for number in range(runs):
+            for name in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
+                if name == "ours":
+                    speeds[name].append(ours(url, 2 * count, tokens).full)
+                else:
+                    speeds[name].append(their_speed(url, count, tokens, shim, quick=runs == 1))
+                print(f"{name}: {speeds[name][-1]:.1f} tok/s", flush=True)
+    middle = {name: statistics.median(values) for name, values in speeds.items()}
+    return {"throughput_ratio": middle["ours"] / middle["theirs"]}
+
+
+def their_speed(url: str, count: int, tokens: int, shim: Path, *, quick: bool) -> float:
+    """Tokens per second of `sglang.bench_serving`, without start and tail."""
+    long = theirs(url, 2 * count, tokens, shim)
+    if quick:
+        return long.full
+    short = theirs(url, count, tokens, shim)
+    return (long.tokens - short.tokens) / (long.seconds - short.seconds)
+
+
+def cpu_ratio(runs: int, count: int, tokens: int, shim: Path) -> dict[str, float]:
+    """Both clients in turn on a stub that streams 5,000 chunks a second."""
+    costs: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for number in range(runs):
+        for name in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
+            with stub_server(tokens, CONCURRENCY / CHUNKS_PER_S) as (url, _):
+                counts = (count, 2 * count)
+                short, long = (ours(url, n, tokens) if name == "ours" else theirs(url, n, tokens, shim) for n in counts)
+            costs[name].append((long.cpu - short.cpu) / (long.tokens - short.tokens) * 1000)
+            print(f"{name}: {costs[name][-1]:.4f} CPU s per 1,000 tokens", flush=True)
+    middle = {name: statistics.median(values) for name, values in costs.items()}
+    return {"cpu_ratio": middle["ours"] / middle["theirs"], **{f"cpu_s_{name}": cost for name, cost in middle.items()}}
+
+
+# --- the counting stub ---------------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Serves streams in SGLang's shape, the text so far in each chunk, and counts the tokens that it sent."""
+
+    def __init__(self, tokens: int, pace: float) -> None:
+        self.sent, self.pace = 0, pace
+        self.chunks = [self.chunk(count, last=count == tokens) for count in range(1, tokens + 1)]
+
+    @staticmethod
+    def chunk(count: int, *, last: bool) -> bytes:
+        """The event after `count` tokens."""
+        meta = {"id": "53c4a2c7b71f483cb08adfab588ba9c8", "finish_reason": {"type": "length"} if last else None}
+        meta |= {"prompt_tokens": 24, "weight_version": "default", "num_retractions": 0, "completion_tokens": count}
+        body = {"text": "word " * count, "output_ids": list(range(count)), "meta_info": {**meta, "cached_tokens": 23}}
+        return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """One stream, each chunk at its time."""
+        await request.read()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        begun = time.perf_counter()
+        for number, chunk in enumerate(self.chunks, 1):
+            await response.write(chunk)
+            self.sent += 1
+            await asyncio.sleep(max(0.0, begun + number * self.pace - time.perf_counter()))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def other(self, _request: web.Request) -> web.Response:
+        """What bench_serving asks beside."""
+        return web.json_response({"data": [{"id": "stub"}]})
+
+    async def run(self, told: Queue[int], stop: Queue[None]) -> None:
+        """Serve until told to stop; tells the port, then what was sent."""
+        app = web.Application()
+        app.router.add_post("/generate", self.answer)
+        app.router.add_route("*", "/{path:.*}", self.other)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+        told.put(runner.addresses[0][1])
+        await asyncio.to_thread(stop.get)
+        told.put(self.sent)
+        await runner.cleanup()
+
+
+def stub_process(tokens: int, pace: float, told: Queue[int], stop: Queue[None]) -> None:
+    """Body of the stub's process."""
+    asyncio.run(Counter(tokens, pace).run(told, stop))
+
+
+@contextmanager
+def stub_server(tokens: int, pace: float) -> Iterator[tuple[str, list[int]]]:
+    """A stub in a process of its own; the list holds what it sent once it has ended."""
+    told: Queue[int] = multiprocessing.Queue()
+    stop: Queue[None] = multiprocessing.Queue()
+    process = multiprocessing.Process(target=stub_process, args=(tokens, pace, told, stop))
+    process.start()
+    sent: list[int] = []
+    try:
+        yield f"http://127.0.0.1:{told.get(timeout=30)}", sent
+    finally:
+        stop.put(None)
+        sent.append(told.get(timeout=30))
+        process.join(30)
+
+
+def stub_ratio(seconds: float) -> dict[str, float]:
+    """Our count over the stub's own, and the chunks a second that it sent."""
+    tokens = max(10, int(seconds / 4 * CHUNKS_PER_S / CONNECTIONS))  # 2 warm-up streams a connection, 1 pass, fillers
+    with stub_server(tokens, CONNECTIONS / CHUNKS_PER_S) as (url, sent):
+        result = measure(Known(url), workload(CONNECTIONS, tokens, CONNECTIONS), silent)
+    counted = sum(row.completion_tokens for row in result.requests)
+    return {"stub_ratio": counted / sent[0], "stub_chunks_per_s": sent[0] / (result.warmup_s + result.bench_s)}
+
+
+def main() -> None:
+    """Run the parts and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="at most a minute: 1 run of each instead of 5")
+    parser.add_argument("--shim", type=Path, default=ROOT.parent / "shared" / "cpu_engine", help="folder of run_cpu.py")
+    parser.add_argument("--child", nargs=3, metavar=("URL", "COUNT", "TOKENS"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        url, count, tokens = args.child
+        child(url, int(count), int(tokens))
+        return
+    figures = stub_ratio(4 if args.quick else 24)
+    figures |= cpu_ratio(1, 120, 96, args.shim) if args.quick else cpu_ratio(5, 200, 96, args.shim)
+    figures |= throughput_ratio(1, 16, 32, args.shim) if args.quick else throughput_ratio(5, 64, 48, args.shim)
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

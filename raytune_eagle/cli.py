@@ -1,0 +1,209 @@
+"""``raytune-eagle``: parse, call one function, print.
+
+Machine-readable output goes to stdout, everything else to stderr. Exit codes: 0 done; 1 the study or check did not
+succeed; 2 bad usage or bad input; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+import click
+from rich.console import Console
+
+from raytune_eagle import __version__, specfile
+from raytune_eagle.engines.launch import resolved
+from raytune_eagle.errors import RaytuneEagleError, SpecError, StoreError
+from raytune_eagle.model import Event, TrialRecord, Workload
+from raytune_eagle.report import console as shown
+from raytune_eagle.report.best import export, verdict, winner
+from raytune_eagle.report.query import Query
+from raytune_eagle.report.render import FORMS, render
+from raytune_eagle.space import Space
+from raytune_eagle.spec import Spec
+from raytune_eagle.store import ParquetStore, check_study_name
+from raytune_eagle.workload import load_prompts
+
+_FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
+_results = click.option("--results", default="results", show_default=True, help="Folder or pyarrow.fs URI of records.")
+_CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
+
+
+class _Group(click.Group):
+    """Turns our own errors into one line each and the right exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SpecError as exc:
+            _say(exc.problems)
+            ctx.exit(_BAD_INPUT)
+        except RaytuneEagleError as exc:
+            _say([str(exc)])
+            ctx.exit(_FAILED)
+        except KeyboardInterrupt:
+            _say(["interrupted; run the same command again to go on"])
+            ctx.exit(_INTERRUPTED)
+
+
+def _say(lines: tuple[str, ...] | list[str]) -> None:
+    for line in lines:
+        click.echo(f"raytune-eagle: {line}", err=True)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="raytune-eagle")
+def main() -> None:
+    """Find the SGLang EAGLE-3 launch that serves your workload fastest, overnight, on every node at once."""
+
+
+@main.command()
+@click.argument("spec_file", metavar="SPEC.yaml")
+@click.option("--study", help="Name of the study; default: the spec's.")
+@click.option("--trials", type=click.IntRange(min=1), help="Launches in all; default: the spec's budget.")
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Start no launch after so many hours.")
+@click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
+@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
+@click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
+@_results
+def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
+    """Run the study of SPEC.yaml, or go on with it where it stopped."""
+    _end_on_signals()
+    space, workload = _space_and_workload(_changed(specfile.load(spec_file), changes))
+    records = _run(space, workload, results, where, nodes)
+    spec, console = space.spec, Console()
+    shown.summary(records, spec.workload.concurrency, console)
+    console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
+    if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
+        sys.exit(_FAILED)
+
+
+def _run(space: Space, workload: Workload, results: str, where: str, nodes: int) -> list[TrialRecord]:
+    # Ray and Optuna take seconds to import, which no other command need wait for.
+    from raytune_eagle.cluster import LOCAL, check_local, open_fleet  # noqa: PLC0415
+    from raytune_eagle.study import Study  # noqa: PLC0415
+
+    spec, console = space.spec, Console(stderr=True)
+    store = ParquetStore(results)
+    with ExitStack() as stack:
+        stack.enter_context(store.lock(spec.name))
+        store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
+        study = Study(space, workload, store, shown.Progress(console))
+        if study.done():
+            console.print(f"study {spec.name} is done: {len(study.trials)} trials; nothing to launch")
+            return study.records
+        if where == LOCAL:
+            check_local(spec, nodes)
+        fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
+        _end_on_signals()  # again: Ray has put its own handlers in the place of ours
+        study.run(fleet)
+    return study.records
+
+
+def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
+    """The spec with what the command line says otherwise, checked again."""
+    tree = spec.model_dump(by_alias=True)
+    places = {"study": tree, "trials": tree["budget"], "hours": tree["budget"], "seed": tree["search"]}
+    for name, value in changes.items():
+        if value is not None:
+            places[name]["name" if name == "study" else name] = value
+    return specfile.parse(tree)
+
+
+def _space_and_workload(spec: Spec) -> tuple[Space, Workload]:
+    try:
+        check_study_name(spec.name)
+    except StoreError as exc:
+        raise SpecError(f"name: {exc}") from exc
+    settings = spec.workload.model_dump(exclude={"prompts"})
+    prompts = load_prompts(spec.workload.prompts)
+    return Space(spec), Workload(prompts=prompts, seed=spec.search.seed, **settings)
+
+
+@main.command()
+@click.argument("spec_file", metavar="SPEC.yaml")
+@click.option("--show", type=click.IntRange(min=0), default=5, show_default=True, help="Launch commands to show.")
+def plan(spec_file: str, show: int) -> None:
+    """Show what SPEC.yaml would launch, without launching: size, rules, commands, cost."""
+    space, _ = _space_and_workload(specfile.load(spec_file))
+    for line in shown.plan(space, show):
+        click.echo(line)
+
+
+@main.command()
+@click.argument("sql", required=False)
+@_results
+@click.option("--format", "form", type=click.Choice(list(FORMS)), default="table", show_default=True)
+@click.option("--schema", is_flag=True, help="List every column with type, unit and meaning instead.")
+def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
+    """Answer SQL over the views trials, requests, events and probes (read-only, DuckDB)."""
+    if (sql is None) != schema:
+        raise SpecError("query: give one SQL statement, or --schema")
+    asked = Query(results)
+    table = asked.schema() if sql is None else asked.run(sql)
+    _say(asked.warnings)
+    sys.stdout.buffer.write(render(table, form))
+
+
+@main.command()
+@click.argument("study")
+@_results
+@click.option("--concurrency", type=click.IntRange(min=1), help="Which winner; default: the first measured.")
+@click.option("--export", "form", type=click.Choice(["command", "env", "json"]), help="Print the launch alone.")
+def best(study: str, results: str, concurrency: int | None, form: str | None) -> None:
+    """Show the winner of STUDY with its interval against plain decoding, or export its launch."""
+    records = _records(results, study)
+    completed = [record.outcome for record in records if record.outcome.status == "completed"]
+    measured = sorted({figures.concurrency for outcome in completed for figures in outcome.measurements})
+    if concurrency is not None and concurrency not in measured:
+        raise SpecError(f"--concurrency {concurrency}: study {study!r} measured {', '.join(map(str, measured))}")
+    if form is None:
+        shown.summary(records, [concurrency] if concurrency else measured, Console())
+        return
+    chosen = winner(records, concurrency or measured[0]) if measured else None
+    if chosen is None:
+        _say([verdict(records, concurrency or 1)])
+        sys.exit(_FAILED)
+    click.echo(export(resolved(chosen.config), form), nl=False)
+
+
+def _records(results: str, study: str) -> list[TrialRecord]:
+    store = ParquetStore(results)
+    records = list(store.read(study))
+    _say(store.problems(study))
+    if not records:
+        known = ", ".join(store.studies()) or "none"
+        raise SpecError(f"no study {study!r} under {results}; there are: {known}")
+    return records
+
+
+@main.command()
+@click.option("--study", help="Of this study only; default: the one with the latest event.")
+@_results
+def nodes(study: str | None, results: str) -> None:
+    """Show what each node of a study does, since when, and whether it is put aside."""
+    store = ParquetStore(results)
+    by_study = {name: list(store.read_events(name)) for name in ([study] if study else store.studies())}
+    events: list[Event] = max(by_study.values(), key=lambda found: found[-1].at if found else 0.0, default=[])
+    if not events:
+        raise SpecError(f"no events under {results}: run a study first")
+    Console().print(shown.node_table(events))
+
+
+def _end_on_signals() -> None:
+    """The first signal ends in an orderly way; a second one at once, and the guards clear up."""
+    seen: list[int] = []
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        seen.append(number)
+        if len(seen) > 1:
+            os._exit(_INTERRUPTED)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handler)

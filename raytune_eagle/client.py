@@ -1,0 +1,233 @@
+"""One streamed request to SGLang's ``/generate``, timed chunk by chunk.
+
+A chunk is not parsed when it comes: its time is taken and its token count is cut out of the end of its bytes. Without
+``--incremental-streaming-output`` every chunk repeats the text so far, so that parsing each one costs the square of
+the answer's length, and the load generator would be measured instead of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from raytune_eagle.model import Prompt, Request, Workload
+from raytune_eagle.statistics import token_gaps, weighted_percentile
+
+_COUNT = b'"completion_tokens":'  # cannot occur inside a JSON string: its quotes would be escaped there
+_DIGITS = re.compile(rb"\s*(\d+)")
+_DONE = b"[DONE]"
+_SHOWN = 300  # characters of a server's complaint that are kept
+
+
+class StreamError(Exception):
+    """This request failed; the text is what its row keeps as ``error``."""
+
+
+def data_lines(buffer: bytearray, data: bytes) -> Iterator[bytes]:
+    """Payloads of the server-sent events that `data` completes; what is not complete yet stays in `buffer`.
+
+    SGLang writes one ``data:`` line per event. Comments, other fields and blank lines are passed over.
+    """
+    if buffer:
+        buffer += data
+        data = bytes(buffer)
+        buffer.clear()
+    start = 0
+    while (end := data.find(b"\n", start)) >= 0:
+        if data.startswith(b"data:", start):
+            yield data[start + 5 : end].strip()
+        start = end + 1
+    buffer += data[start:]
+
+
+def token_count(payload: bytes) -> int | None:
+    """``meta_info.completion_tokens`` of a chunk without parsing it; None where the chunk has none."""
+    at = payload.rfind(_COUNT)
+    if at < 0:
+        return None
+    digits = _DIGITS.match(payload, at + len(_COUNT))
+    return int(digits[1]) if digits else None
+
+
+@dataclass(slots=True)
+class Stream:
+    """A request under way: what it has received so far.
+
+    Attributes:
+        concurrency, repeat: as in `Request`.
+        sent, ended: of `perf_counter`, seconds; `ended` is None while it runs.
+        times: when each chunk that brought tokens had arrived, seconds of `perf_counter`.
+        counts: tokens of this request after each of these chunks.
+    """
+
+    prompt: Prompt
+    concurrency: int
+    repeat: int
+    sent: float = field(default_factory=perf_counter)
+    ended: float | None = None
+    times: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    error: str | None = None
+    done: bool = False
+    _chunks: list[bytes] = field(default_factory=list)
+    _delta: bool | None = None  # not known before the second chunk
+    _final: dict[str, Any] = field(default_factory=dict)
+    _text: str = ""
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds from sending to the end (to now while it runs)."""
+        return (perf_counter() if self.ended is None else self.ended) - self.sent
+
+    @property
+    def tokens(self) -> int:
+        """Tokens received so far, by the server's count."""
+        return self.counts[-1] if self.counts else 0
+
+    def receive(self, payload: bytes, now: float) -> None:
+        """Take one event. Raises `StreamError` for one that says what went wrong."""
+        if payload == _DONE:
+            self.done = True
+            return
+        count = token_count(payload)
+        if count is None:
+            raise StreamError(_complaint(payload))
+        if count > self.tokens:
+            self.times.append(now)
+            self.counts.append(count)
+        self._keep(payload)
+
+    def _keep(self, payload: bytes) -> None:
+        if self._chunks and self._delta is None:
+            self._delta = _is_delta(self._chunks[0], payload)
+        if self._delta is False:
+            self._chunks.clear()  # this one has the whole text so far: those before it say nothing more
+        self._chunks.append(payload)
+
+    def finish(self) -> None:
+        """Check the whole answer. Raises `StreamError` where it is cut off, refused or empty."""
+        chunks = [json.loads(chunk) for chunk in self._chunks]
+        self._text = "".join(chunk.get("text") or "" for chunk in chunks)
+        self._final = chunks[-1]["meta_info"] if chunks else {}
+        reason = self._final.get("finish_reason") or {}
+        if isinstance(reason, dict) and reason.get("type") == "abort":
+            raise StreamError(f"aborted by the server: {str(reason.get('message'))[:_SHOWN]}")
+        if not reason and not (self.done and self.tokens):
+            cut = "ended without a token" if not self.tokens else f"was cut off after {self.tokens} tokens"
+            raise StreamError(f"the stream {cut}")
+        if not self.tokens:
+            raise StreamError("the answer has 0 tokens")
+
+    def row(self, epoch: float) -> Request:
+        """What is kept of it; `epoch` is `perf_counter` at the first request of its concurrency."""
+        p50, p95 = self._itl_ms()
+        meta, ok = self._final, self.error is None
+        histogram = meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram") or ()
+        return Request(
+            concurrency=self.concurrency,
+            repeat=self.repeat,
+            prompt_id=self.prompt.id,
+            category=self.prompt.category,
+            started_s=self.sent - epoch,
+            latency_s=self.latency_s,
+            ttft_s=self.times[0] - self.sent if self.times else None,
+            itl_p50_ms=p50,
+            itl_p95_ms=p95,
+            prompt_tokens=meta.get("prompt_tokens") or 0,
+            completion_tokens=self.tokens,
+            verify_rounds=meta.get("spec_verify_ct"),
+            accept_histogram=tuple(histogram),
+            output_hash=hashlib.blake2s(self._text.encode(), digest_size=8).hexdigest() if ok else None,
+            error=self.error,
+        )
+
+    def drafts(self) -> tuple[int, int]:
+        """Accepted and proposed draft tokens of this request; zeros without speculation."""
+        meta = self._final
+        accepted = meta.get("spec_num_correct_drafts", meta.get("spec_accepted_drafts"))
+        proposed = meta.get("spec_num_proposed_drafts", meta.get("spec_proposed_drafts"))
+        return accepted or 0, proposed or 0
+
+    def _itl_ms(self) -> tuple[float | None, float | None]:
+        gaps, weights = token_gaps(self.times, self.counts)
+        if not len(gaps):
+            return None, None
+        p50, p95 = weighted_percentile(np.asarray(gaps), np.asarray(weights), (50, 95)) * 1000
+        return float(p50), float(p95)
+
+
+def _is_delta(first: bytes, second: bytes) -> bool:
+    """Whether the server streams what is new (``--incremental-streaming-output``) or the whole text so far."""
+    before, after = json.loads(first), json.loads(second)
+    if "output_ids" in after:
+        return len(after["output_ids"]) < int(after["meta_info"]["completion_tokens"])
+    return not str(after.get("text") or "").startswith(before.get("text") or "")
+
+
+def _complaint(payload: bytes) -> str:
+    """The message of an error object in a stream, or the payload itself."""
+    try:
+        error = json.loads(payload)["error"]
+        message = error["message"] if isinstance(error, dict) else error
+    except (ValueError, KeyError, TypeError):
+        return f"not a chunk of an answer: {payload[:_SHOWN].decode(errors='replace')}"
+    return f"the server reported an error: {str(message)[:_SHOWN]}"
+
+
+class Client:
+    """Sends prompts of a workload to one server; one per event loop.
+
+    Args:
+        session: without a total timeout of its own; its headers go with each request.
+        url: of the server, without a slash at the end.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, workload: Workload) -> None:
+        self._session, self._url = session, f"{url}/generate"
+        self._timeout = workload.request_timeout_s
+        self._sampling = {
+            "temperature": workload.temperature,
+            "max_new_tokens": workload.max_new_tokens,
+            "ignore_eos": workload.ignore_eos,
+        }
+
+    async def send(self, stream: Stream) -> None:
+        """Run one request to its end. Never raises for what the server does: `stream.error` says it."""
+        try:
+            await self._receive(stream)
+            stream.finish()
+        except asyncio.CancelledError:
+            stream.error = f"not finished when the bench ended, {stream.tokens} tokens so far"
+            raise
+        except TimeoutError:
+            stream.error = f"timed out after {self._timeout:g} s with {stream.tokens} tokens"
+        except (StreamError, aiohttp.ClientError, OSError) as error:
+            stream.error = str(error) or type(error).__name__
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            stream.error = f"the answer is not in SGLang's shape: {error!r}"
+        finally:
+            stream.ended = perf_counter()
+
+    async def _receive(self, stream: Stream) -> None:
+        body = {"text": stream.prompt.text, "sampling_params": self._sampling, "stream": True}
+        timeout = aiohttp.ClientTimeout(total=self._timeout)
+        stream.sent = perf_counter()
+        async with self._session.post(self._url, json=body, timeout=timeout) as response:
+            if response.status != HTTPStatus.OK:
+                text = (await response.content.read(4 * _SHOWN)).decode(errors="replace")
+                raise StreamError(f"HTTP {response.status}: {' '.join(text.split())[:_SHOWN]}")
+            buffer = bytearray()
+            while data := await response.content.readany():
+                now = perf_counter()
+                for payload in data_lines(buffer, data):
+                    stream.receive(payload, now)

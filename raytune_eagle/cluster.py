@@ -1,0 +1,137 @@
+"""Where a study runs: the only module that knows every adapter (engine, nodes, Ray)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from raytune_eagle.engines.describe import gpu_count
+from raytune_eagle.engines.guarded import Guarded
+from raytune_eagle.engines.launch import Settings
+from raytune_eagle.engines.sglang import SglangEngine
+from raytune_eagle.errors import NodeError, SpecError
+from raytune_eagle.model import Event
+from raytune_eagle.nodes import local_ray
+from raytune_eagle.nodes.turns import FileTurns, FreeForAll
+from raytune_eagle.ports import Engine, Fleet
+from raytune_eagle.spec import Spec
+
+Listener = Callable[[Event], None]
+LOCAL = "local"
+_RAY_START_S = 120.0
+# Removes what a killed run left; a folder in use is held open by its guard's pid file.
+_PREFIX = "rte-"
+
+
+@contextmanager
+def open_fleet(spec: Spec, where: str, nodes: int, on_event: Listener) -> Iterator[Fleet]:
+    """The nodes of a study; on exit nothing that was started for them is left.
+
+    Args:
+        spec: its node and engine settings.
+        where: ``local`` starts a Ray here with `nodes` nodes; ``auto`` joins the one that runs; else its address.
+        nodes: how many local nodes.
+        on_event: called with every event of a trial.
+
+    Raises:
+        SpecError: this machine cannot carry so many nodes.
+        NodeError: Ray did not start, or cannot be reached.
+    """
+    if where == LOCAL:
+        with _local_ray(spec, nodes) as (address, folder):
+            yield from _join(spec, address, _local_engines(spec, nodes, folder), folder, on_event)
+    else:
+        yield from _join(spec, where, {}, None, on_event)
+
+
+def _join(
+    spec: Spec, address: str, engines: dict[str, Settings], folder: Path | None, on_event: Listener
+) -> Iterator[Fleet]:
+    os.environ.update(local_ray.ENVIRONMENT if folder else {})
+    nodes_ray = importlib.import_module("raytune_eagle.nodes.ray")  # after the environment: Ray reads it once
+    shares = folder is not None and not spec.node.gpus and len(engines) > 1
+    turns = FileTurns(str(folder)) if shares else FreeForAll()
+    make = partial(make_engine, engines, _settings(spec))
+    try:
+        fleet: Fleet = nodes_ray.RayFleet(address, make, spec.node.gpus, on_event, turns)
+    except ConnectionError as exc:
+        raise NodeError(f"no Ray cluster at {address}: {exc}") from exc
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def make_engine(engines: dict[str, Settings], otherwise: Settings, name: str) -> Engine:
+    """Engine of the node of this name; called on that node."""
+    settings = engines.get(name, otherwise)
+    return SglangEngine(settings)
+
+
+def _settings(spec: Spec) -> Settings:
+    return Settings(
+        work_dir=Path(tempfile.gettempdir()) / f"raytune-eagle-{os.getuid()}",
+        python=spec.engine.python,
+        start_stall_s=spec.engine.start_stall_s,
+        start_timeout_s=spec.engine.start_timeout_s,
+        gpus=spec.node.gpus,
+    )
+
+
+def _local_engines(spec: Spec, nodes: int, folder: Path) -> dict[str, Settings]:
+    """Disjoint cores for each; a node that has the machine to itself takes all."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // nodes
+    slices = [tuple(cores[i * share : (i + 1) * share]) if nodes > 1 else None for i in range(nodes)]
+    base = replace(_settings(spec), work_dir=folder / "logs")
+    return {local_ray.node_name(i): replace(base, cores=slices[i]) for i in range(nodes)}
+
+
+def check_local(spec: Spec, nodes: int) -> None:
+    """Raise `SpecError` when this machine cannot carry so many nodes."""
+    if nodes < 1:
+        raise SpecError(f"--nodes {nodes}: give 1 or more")
+    cores, gpus = len(os.sched_getaffinity(0)), gpu_count()
+    if nodes > cores:
+        raise SpecError(
+            f"--nodes {nodes}: this machine has {cores} cores, and each node needs one: give at most {cores}"
+        )
+    needed = nodes * spec.node.gpus
+    if needed > gpus:
+        raise SpecError(
+            f"node.gpus: {nodes} node(s) of {spec.node.gpus} GPUs need {needed}, this machine has {gpus}: "
+            "use --cluster auto on a cluster that has them, or 0 GPUs with the CPU layer"
+        )
+
+
+@contextmanager
+def _local_ray(spec: Spec, nodes: int) -> Iterator[tuple[str, Path]]:
+    """A Ray of our own under a guard: its processes and its folder go with us, however we go."""
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+    ready, log_path = folder / "address", folder / "ray.log"
+    argv = [sys.executable, "-m", local_ray.__name__, str(nodes), str(ready), str(spec.node.gpus)]
+    env = {**os.environ, **local_ray.ENVIRONMENT, "RAY_TMPDIR": str(folder)}
+    try:
+        with log_path.open("wb") as log, Guarded(argv, env=env, stdout=log, grace_s=3.0, remove=[folder]) as guarded:
+            yield _await_address(guarded, ready, log_path), folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # the guard has done it already, unless it was killed
+
+
+def _await_address(guarded: Guarded, ready: Path, log_path: Path) -> str:
+    deadline = time.monotonic() + _RAY_START_S
+    while not ready.exists():
+        if guarded.poll() is not None or time.monotonic() > deadline:
+            tail = log_path.read_text(errors="replace").strip()[-2000:]
+            raise NodeError(f"the local Ray did not start; its last words:\n{tail}")
+        time.sleep(0.05)
+    return ready.read_text()

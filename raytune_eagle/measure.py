@@ -1,0 +1,144 @@
+"""Drive a server that is ready, and say how fast it serves a workload and how sure that is.
+
+The load is closed-loop without a break: `concurrency` streams, each sending its next prompt when an answer is whole;
+the warm-up runs into the first pass and each pass into the next, every pass over all prompts in a new seeded order.
+When the last pass is decided, its remaining requests are kept company by fillers (the prompts that would come next)
+until the last of them is whole. So every counted request sees a full server from its first to its last token, and
+there is no tail of fewer streams to bias anything: throughput is `concurrency` × tokens / stream seconds (see
+`raytune_eagle.statistics`), the client's own time between two requests left out.
+
+From the second pass on a server with a prefix cache knows the prompts: to include prefill, launch it with
+``disable-radix-cache``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import perf_counter
+from typing import NoReturn
+
+import aiohttp
+
+from raytune_eagle.client import Client
+from raytune_eagle.errors import BenchError, SpecError
+from raytune_eagle.model import Measurement, Request, Value, Workload
+from raytune_eagle.passes import Level
+from raytune_eagle.ports import Progress, Server
+
+_CHECK_S = 0.5  # how often the server is asked whether it lives
+_DYING_S = 1.0  # how long a server may take to be seen dead after it broke its connections
+_READ_BUFFER = 2**20  # bytes; a long answer's chunks must not stop and start the connection
+
+
+class MeasureResult(Value):
+    """A bench that came to its end.
+
+    Attributes:
+        measurements: one per concurrency, in the workload's order.
+        requests: every request sent; `repeat` is -1 for the warm-up and -2 for fillers, which no figure counts.
+        warmup_s, bench_s: seconds until the warm-up's last answer, and the rest, over all concurrencies.
+    """
+
+    measurements: tuple[Measurement, ...]
+    requests: tuple[Request, ...]
+    warmup_s: float
+    bench_s: float
+
+
+def measure(server: Server, workload: Workload, progress: Progress) -> MeasureResult:
+    """Measure `server` at each concurrency of `workload`.
+
+    Passes stop when the 95 % interval of throughput is within `precision` of it after `min_passes`, or at
+    `max_passes` (then `stable` is False). `progress` hears of each pass. `server.check()` is called twice a second in
+    a thread, so that a dead server ends the bench within 2 s.
+
+    Raises:
+        BenchError: as `server.check()` classified it, or ``requests_failed`` when more requests failed than
+            `max_failed_share` allows, of those sent or of the shortest possible bench, whichever is more. Its
+            attribute `requests` holds the rows so far, those under way included.
+        SpecError: the workload has no prompts.
+    """
+    if not workload.prompts:
+        raise SpecError("workload.prompts: no prompts to send; give at least one")
+    return asyncio.run(_Bench(server, workload, progress).run())
+
+
+class _Bench:
+    """All concurrencies of one workload on one server."""
+
+    def __init__(self, server: Server, workload: Workload, progress: Progress) -> None:
+        self._server, self._workload, self._progress = server, workload, progress
+        self._rows: list[Request] = []
+        self._warmup_s = self._bench_s = 0.0
+
+    async def run(self) -> MeasureResult:
+        measurements = [await self._level(concurrency) for concurrency in self._workload.concurrency]
+        return MeasureResult(
+            measurements=tuple(measurements),
+            requests=tuple(self._rows),
+            warmup_s=self._warmup_s,
+            bench_s=self._bench_s,
+        )
+
+    async def _level(self, concurrency: int) -> Measurement:
+        level = Level(self._workload, concurrency, self._progress)
+        began = perf_counter()
+        try:
+            await self._drive(level)
+        except BenchError as error:
+            error.requests = (*self._rows, *level.rows())
+            raise
+        self._rows += level.rows()
+        warmup_s = level.warmup_s
+        self._warmup_s += warmup_s
+        self._bench_s += perf_counter() - began - warmup_s
+        return level.measurement()
+
+    async def _drive(self, level: Level) -> None:
+        """Run the streams, with an eye on the server; when one of them raises, all end."""
+        # A session for each concurrency: a connection left idle for seconds may be closed just as it is used again.
+        connector = aiohttp.TCPConnector(limit=level.concurrency)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers=self._server.headers, read_bufsize=_READ_BUFFER
+        ) as session:
+            client = Client(session, self._server.url, self._workload)
+            streams = [asyncio.ensure_future(level.work(client)) for _ in range(level.concurrency)]
+            watch = asyncio.ensure_future(self._watch())
+            tasks = [*streams, watch]
+            try:
+                await _first_end(streams, watch)
+            except BenchError as error:
+                await _cancel(tasks)
+                await self._blame(error)
+            finally:
+                await _cancel(tasks)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.to_thread(self._server.check)
+            await asyncio.sleep(_CHECK_S)
+
+    async def _blame(self, error: BenchError) -> NoReturn:
+        """Raise what the server says of itself if it is dying (connections break before a process ends), or `error`."""
+        end = perf_counter() + _DYING_S
+        while error.failure_class == "requests_failed" and perf_counter() < end:
+            await asyncio.to_thread(self._server.check)
+            await asyncio.sleep(0.1)
+        raise error
+
+
+async def _first_end(streams: Sequence[asyncio.Future[None]], watch: asyncio.Future[None]) -> None:
+    """Wait for all streams; raises what the first of them, or the watch, raises."""
+    running = {*streams, watch}
+    while running - {watch}:
+        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

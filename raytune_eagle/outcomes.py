@@ -1,0 +1,81 @@
+"""What a trial came to: the figure searched for, its constraints, and how it stands beside plain decoding."""
+
+from __future__ import annotations
+
+import math
+
+from raytune_eagle.model import Completed, Failed, TrialRecord
+from raytune_eagle.spec import Objective
+
+
+def objective_value(objective: Objective, record: TrialRecord) -> float | None:
+    """The figure searched for: the geometric mean over the concurrencies; None without figures."""
+    if not isinstance(record.outcome, Completed) or not record.outcome.measurements:
+        return None
+    figures = [getattr(m, objective.metric) for m in record.outcome.measurements]
+    if any(figure is None or figure <= 0 for figure in figures):
+        return None
+    return math.exp(math.fsum(math.log(figure) for figure in figures) / len(figures))
+
+
+def violations(objective: Objective, outcome: Completed) -> tuple[str, ...]:
+    """Constraints that a measured trial breaks, one line each."""
+    return tuple(
+        f"{name} {getattr(m, name):.4g} > {limit:g} at concurrency {m.concurrency}"
+        for m in outcome.measurements
+        for name, limit in objective.constraints.items()
+        if getattr(m, name) > limit
+    )
+
+
+def violation(objective: Objective, record: TrialRecord) -> float:
+    """How far the worst constraint is broken, as a share of its limit; 0 or less is feasible."""
+    if not isinstance(record.outcome, Completed) or not objective.constraints:
+        return 0.0
+    shares = [
+        getattr(m, name) / limit - 1
+        for m in record.outcome.measurements
+        for name, limit in objective.constraints.items()
+    ]
+    return max(shares, default=0.0)
+
+
+def speedup(outcome: Completed | Failed, baseline: Completed | None) -> dict[int, float]:
+    """Throughput over that of plain decoding, by concurrency."""
+    if baseline is None or not isinstance(outcome, Completed):
+        return {}
+    plain = {m.concurrency: m.output_throughput for m in baseline.measurements}
+    ours = {m.concurrency: m.output_throughput for m in outcome.measurements}
+    return {concurrency: ours[concurrency] / plain[concurrency] for concurrency in ours.keys() & plain.keys()}
+
+
+def same_text(outcome: Completed | Failed, baseline: Completed | None) -> dict[int, float]:
+    """Share of prompts whose text equals the baseline's, by concurrency; greedy decoding only."""
+    if baseline is None or not isinstance(outcome, Completed):
+        return {}
+    ours, plain = _texts(outcome), _texts(baseline)
+    shares: dict[int, list[bool]] = {}
+    for (concurrency, prompt), text in ours.items():
+        if (concurrency, prompt) in plain:
+            shares.setdefault(concurrency, []).append(text == plain[concurrency, prompt])
+    return {concurrency: sum(equal) / len(equal) for concurrency, equal in shares.items()}
+
+
+def _texts(outcome: Completed) -> dict[tuple[int, str], str]:
+    """Hash of the first measured answer to each prompt."""
+    texts: dict[tuple[int, str], str] = {}
+    for request in outcome.requests:
+        if request.repeat >= 0 and request.output_hash is not None:
+            texts.setdefault((request.concurrency, request.prompt_id), request.output_hash)
+    return texts
+
+
+def in_words(record: TrialRecord) -> str:
+    """One line for people."""
+    outcome = record.outcome
+    if isinstance(outcome, Failed):
+        return f"{outcome.status}: {outcome.failure_class}: {outcome.failure_detail}"
+    several = len(outcome.measurements) > 1
+    return ", ".join(
+        f"{m.output_throughput:.1f} tok/s" + (f" at {m.concurrency}" if several else "") for m in outcome.measurements
+    )

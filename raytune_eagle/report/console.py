@@ -1,0 +1,145 @@
+"""What a terminal shows of a study: its plan, its progress and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from raytune_eagle.model import Event, TrialRecord
+from raytune_eagle.report.best import Row, label, leaderboard, verdict, winner
+from raytune_eagle.space import GroupSize, Space
+
+_SHOWN = {
+    "trial_started": "launching",
+    "ready": "ready",
+    "retry": "starting once more",
+    "pass": "measuring",
+    "trial_done": "done",
+    "node_quarantined": "put aside",
+    "cpu": "note",
+    "swept": "cleaned up",
+}
+_MOST_ROWS = 15
+_OTHER_S = 120.0
+"""Share of a launch that is not its start: warm-up, passes, stop. A guess for `plan`, told as one."""
+
+
+class Progress:
+    """Prints one line for each event that a person waits for; to stderr, so that stdout stays for results."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._began, self._told = console, time.monotonic(), set[str]()
+
+    def __call__(self, event: Event) -> None:
+        """Print it, if it is of that kind."""
+        word = _SHOWN.get(event.name)
+        if word is None or (event.name == "cpu" and event.name in self._told):
+            return
+        self._told.add(event.name)
+        clock = time.strftime("%M:%S", time.gmtime(time.monotonic() - self._began))
+        where = f"{event.node or '-':>8} #{event.number if event.number is not None else '-':<3}"
+        self._console.print(f"{clock} {where} {word:<10} {escape(event.detail)}", highlight=False, soft_wrap=True)
+
+
+def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> None:
+    """Leaderboard, verdict and winner for each concurrency."""
+    for concurrency in concurrencies:
+        rows = leaderboard(records, concurrency)
+        console.print(_leaderboard(rows[:_MOST_ROWS], concurrency))
+        if len(rows) > _MOST_ROWS:
+            console.print(f"… and {len(rows) - _MOST_ROWS} more: raytune-eagle query")
+        console.print(f"Verdict at concurrency {concurrency}: {escape(verdict(records, concurrency))}", soft_wrap=True)
+        best = winner(records, concurrency)
+        if best is not None:
+            console.print("Launch command of the fastest:", style="bold")
+            console.print(escape(best.config.command()), soft_wrap=True, highlight=False)
+
+
+def _leaderboard(rows: Sequence[Row], concurrency: int) -> Table:
+    varied = _varied(rows)
+    table = Table(title=f"concurrency {concurrency}")
+    table.add_column("launch", justify="right")
+    table.add_column("configuration")
+    for name in ("tok/s", "95 % interval", "accept_len", "speedup"):
+        table.add_column(name, justify="right")
+    table.add_column("status")
+    for row in rows:
+        interval = "" if row.ci_low is None else f"{row.ci_low:.1f}–{row.ci_high:.1f}"
+        settings = " ".join([label(row.config), *(f"{n}={row.config.env[n]}" for n in varied if n in row.config.env)])
+        figures = [_number(row.throughput, 1), interval, _number(row.accept_len, 2), _number(row.speedup, 2, "x")]
+        status = row.status if row.status != "completed" else ""
+        table.add_row(
+            ",".join(map(str, row.numbers)), escape(settings), *figures, escape(f"{status} {row.reason}".strip())
+        )
+    return table
+
+
+def _varied(rows: Sequence[Row]) -> list[str]:
+    """Variables that not all of the configurations share, which is what tells them apart."""
+    names = dict.fromkeys(name for row in rows for name in row.config.env)
+    return [name for name in names if len({row.config.env.get(name) for row in rows}) > 1]
+
+
+def _number(value: float | None, digits: int, unit: str = "") -> str:
+    return "" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def plan(space: Space, show: int) -> Iterator[str]:
+    """Size of the space, what the rules take from it and why, the first launches, and what the study would cost."""
+    spec = space.spec
+    yield f"study {spec.name}: {space.size:,} valid points"
+    for group in space.groups:
+        yield from _group(group)
+    yield ""
+    yield f"plain decoding (every node first, then every {spec.baseline.every} trials):"
+    yield space.baseline().command()
+    for index, start in enumerate(space.starts[:show]):
+        yield f"start_from[{index}]:"
+        yield start.config.command()
+    rest = max(0, show - len(space.starts))
+    for params, _ in zip(space.points(spec.search.seed), range(rest), strict=False):
+        yield "a point of the space:"
+        yield space.config(params).command()
+    yield ""
+    yield from _cost(space)
+
+
+def _group(group: GroupSize) -> Iterator[str]:
+    yield f"  {group.name}: {group.raw:,} combinations written, {len(group.left):,} points left"
+    for (rule, verdict_), count in group.removed.most_common():
+        yield f"    {count:,} {verdict_} ({rule}), for example {group.examples[rule]}"
+
+
+def _cost(space: Space) -> Iterator[str]:
+    """From the time limits in the spec, since nothing was launched yet: the most that it can be."""
+    spec = space.spec
+    trials = min(spec.budget.trials, space.size)
+    most = spec.engine.start_timeout_s + _OTHER_S
+    hours = trials * most / 3600
+    price = f" ({hours * spec.node.cost_per_hour:,.0f} of cost)" if spec.node.cost_per_hour else ""
+    yield f"budget: {trials} trials, and plain decoding every {spec.baseline.every} of a node; {spec.budget.hours:g} h"
+    yield (
+        f"at most {hours:,.1f} node-hours{price}, if every start took start_timeout_s "
+        f"({spec.engine.start_timeout_s:g} s) and {_OTHER_S:.0f} s of measuring"
+    )
+
+
+_STATES = {"trial_started": "starting", "ready": "measuring", "trial_done": "idle", "node_quarantined": "put aside"}
+
+
+def node_table(events: Sequence[Event]) -> Table:
+    """One line per node: what it does, since when."""
+    table = Table(title=f"study {events[0].study}")
+    for name in ("node", "state", "since", "launch", "detail"):
+        table.add_column(name)
+    over = events[-1].name == "study_done"
+    latest = {event.node: event for event in events if event.node and event.name in _STATES}
+    for node, event in sorted(latest.items()):
+        since = time.strftime("%F %T", time.localtime(event.at))
+        state = "idle" if over else _STATES[event.name]
+        table.add_row(escape(node or ""), state, since, str(event.number), escape(event.detail))
+    return table

@@ -1,1 +1,0 @@
-"""Samplers that Optuna does not have."""

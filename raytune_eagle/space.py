@@ -1,0 +1,258 @@
+"""From a spec to Optuna's parameters and to launches, and back.
+
+The space is conditional: with eagle_topk 1 the draft is a chain and num_draft_tokens follows from num_steps. Every
+point goes by its canonical form (`raytune_eagle.rules`); a launch from ``start_from`` is kept word for word.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+
+from raytune_eagle import rules
+from raytune_eagle.errors import SpecError
+from raytune_eagle.model import Config, FlagValue, Speculative
+from raytune_eagle.spec import IntRange, Spec, values
+
+Params = dict[str, Any]
+"""Searched parameters by column name, for example ``{"num_steps": 3, "nccl_proto": None}``."""
+
+CPU_MODULE = "raytune_eagle.engines.cpu"
+GPU_MODULE = "sglang.launch_server"
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One searched parameter: its column, its name on the command line or in the environment, its values."""
+
+    column: str
+    word: str
+    group: Literal["speculative", "nccl", "args"]
+    values: tuple[Any, ...]
+    is_range: bool = False
+
+    @property
+    def distribution(self) -> BaseDistribution:
+        """Optuna's form of it; integer ranges keep their order, all else is categorical."""
+        if self.is_range:
+            return IntDistribution(self.values[0], self.values[-1])
+        return CategoricalDistribution(self.values)
+
+    @property
+    def kind(self) -> str:
+        """Type of its Parquet column: int, float, bool or str (also where values are of several types)."""
+        kinds = {type(value).__name__ for value in self.values if value is not None}
+        if kinds == {"int", "float"}:
+            return "float"
+        return kinds.pop() if len(kinds) == 1 else "str"
+
+
+@dataclass(frozen=True)
+class Start:
+    """One entry of ``start_from``: the launch word for word, and its parameters."""
+
+    config: Config
+    params: Params
+
+
+@dataclass
+class GroupSize:
+    """How many combinations of one group were written down, what the rules took away, and what is left."""
+
+    name: str
+    raw: int = 0
+    removed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    left: list[Params] = field(default_factory=list)
+
+
+class Space:
+    """Everything that a study may launch.
+
+    Raises:
+        SpecError: an entry of ``start_from`` is invalid, or no point at all is valid.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.dimensions = tuple(_dimensions(spec))
+        self._by_column = {dimension.column: dimension for dimension in self.dimensions}
+        self.starts = tuple(self._starts())
+        if not self.size:
+            removed = [f"{rule} ({verdict})" for group in self.groups for rule, verdict in group.removed]
+            raise SpecError(f"space: no valid point is left; the rules that removed them: {', '.join(removed)}")
+
+    # ------------------------------------------------------------------------------------------- points and launches
+    def baseline(self) -> Config:
+        """Plain decoding under the settings common to the study."""
+        return self._config(None, {}, {})
+
+    def config(self, params: Params) -> Config:
+        """The launch of these parameters, as they are; columns that are missing or None are left unset."""
+        words = {d.word: params.get(d.column) for d in self.dimensions if d.group == "nccl"}
+        nccl = {word: str(value) for word, value in words.items() if value is not None}
+        args = {d.word: params.get(d.column) for d in self.dimensions if d.group == "args"}
+        return self._config(self._speculative(params), nccl, {k: v for k, v in args.items() if v is not None})
+
+    def suggest(self, trial: optuna.Trial) -> Params:
+        """Let Optuna choose; num_draft_tokens follows from num_steps when eagle_topk is 1."""
+        params: Params = {}
+        for dimension in self.dimensions:
+            if dimension.column == "num_draft_tokens" and params["eagle_topk"] == 1:
+                params["num_draft_tokens"] = params["num_steps"] + 1
+            else:
+                params[dimension.column] = self._suggest_one(trial, dimension)
+        return params
+
+    def settle(self, params: Params) -> tuple[Config, Params] | None:
+        """Canonical launch and parameters of a proposal; None when the rules refuse it."""
+        form = rules.judge(self.config(params)).canonical
+        return None if form is None else (form, self.params(form))
+
+    def params(self, config: Config) -> Params:
+        """Parameters of a launch, read back from it; None for what is left unset."""
+        spec = config.speculative
+        found: Params = {} if spec is None else {**spec.model_dump(), "draft": spec.draft}
+        for dimension in self.dimensions:
+            if dimension.group == "nccl":
+                found[dimension.column] = _like(dimension, config.env.get(dimension.word))
+            elif dimension.group == "args":
+                unset = False if False in dimension.values else None  # a switch that is off is not written
+                found[dimension.column] = {**config.args, **config.tuned_args}.get(dimension.word, unset)
+        return {dimension.column: found.get(dimension.column) for dimension in self.dimensions}
+
+    def told(self, config: Config) -> tuple[Params, dict[str, BaseDistribution]] | None:
+        """Parameters and distributions as Optuna would have asked for them; None for a launch outside the space."""
+        params, fitted = self.params(config), Params()
+        for dimension in self.dimensions:
+            value = params[dimension.column]
+            if dimension.column == "num_draft_tokens" and params["eagle_topk"] == 1:
+                continue
+            if value is None and None not in dimension.values:
+                value = dimension.values[0]  # right for a knob without effect; the comparison below finds the others
+            if not _among(value, dimension.values):
+                return None
+            fitted[dimension.column] = value
+        if rules.key(self.config({**params, **fitted})) != rules.key(config):
+            return None
+        return fitted, {column: self._by_column[column].distribution for column in fitted}
+
+    # ----------------------------------------------------------------------------------------------------- enumeration
+    @cached_property
+    def groups(self) -> tuple[GroupSize, GroupSize]:
+        """Speculative settings; NCCL and server settings. Each rule reads one of the two, so they are judged apart."""
+        speculative = [d for d in self.dimensions if d.group == "speculative"]
+        server = [d for d in self.dimensions if d.group != "speculative"]
+        return self._judge_group("speculative settings", speculative), self._judge_group("NCCL and server", server)
+
+    @property
+    def size(self) -> int:
+        """Number of valid points, each counted once."""
+        speculative, server = self.groups
+        return len(speculative.left) * len(server.left)
+
+    def points(self, seed: int | None = None) -> Iterator[Params]:
+        """Every valid point once, in the order written (speculative settings change fastest) or a seeded one."""
+        speculative, server = self.groups
+        count = len(speculative.left)
+        order = range(self.size) if seed is None else np.random.default_rng(seed).permutation(self.size)
+        for index in order:
+            yield {**speculative.left[int(index) % count], **server.left[int(index) // count]}
+
+    def _judge_group(self, name: str, dimensions: list[Dimension]) -> GroupSize:
+        group, seen = GroupSize(name), set[str]()
+        columns = [d.column for d in dimensions]
+        fixed = {} if name.startswith("spec") else self._any_speculative()
+        for combination in itertools.product(*(d.values for d in dimensions)):
+            group.raw += 1
+            judgement = rules.judge(self.config({**fixed, **dict(zip(columns, combination, strict=True))}))
+            for finding in judgement.findings:
+                group.removed[finding.rule, finding.verdict] += 1
+                group.examples.setdefault(finding.rule, finding.reason)
+            if judgement.canonical is None:
+                continue
+            point = rules.key(judgement.canonical)
+            if point not in seen:
+                seen.add(point)
+                params = self.params(judgement.canonical)
+                group.left.append({column: params[column] for column in columns})
+        return group
+
+    def _any_speculative(self) -> Params:
+        """A triple that every rule accepts, to judge the other group beside."""
+        return {"num_steps": 1, "eagle_topk": 1, "num_draft_tokens": 2}
+
+    # ------------------------------------------------------------------------------------------------------- launches
+    def _config(self, spec: Speculative | None, nccl: dict[str, str], tuned: dict[str, FlagValue]) -> Config:
+        engine = self.spec.engine
+        module = GPU_MODULE if self.spec.node.gpus else CPU_MODULE
+        return Config(
+            model=engine.model,
+            speculative=spec,
+            args=engine.args,
+            tuned_args=tuned,
+            env=nccl | {name: value for name, value in engine.env.items() if name not in nccl},
+            launcher=(engine.python or "python3", "-m", module),
+        )
+
+    def _speculative(self, params: Params) -> Speculative | None:
+        if params.get("num_steps") is None:
+            return None
+        draft = params.get("draft") or (self.spec.engine.draft or ("",))[0]
+        return Speculative(draft=draft, **{name: params[name] for name in rules.SPECULATIVE_NAMES})
+
+    def _suggest_one(self, trial: optuna.Trial, dimension: Dimension) -> Any:
+        if dimension.is_range:
+            return trial.suggest_int(dimension.column, dimension.values[0], dimension.values[-1])
+        return trial.suggest_categorical(dimension.column, dimension.values)
+
+    def _starts(self) -> Iterator[Start]:
+        problems = []
+        for index, entry in enumerate(self.spec.start_from):
+            config = self._start_config(entry)
+            judgement = rules.judge(config)
+            if judgement.canonical is None:
+                problems.append(f"start_from[{index}]: {judgement.reasons}")
+            else:
+                yield Start(config, self.params(config))
+        if problems:
+            raise SpecError(problems)
+
+    def _start_config(self, entry: dict[str, FlagValue]) -> Config:
+        """Names in capitals are environment, the three numbers and `draft` speculative, all else server flags."""
+        env = {name: str(value) for name, value in entry.items() if name.isupper() and value is not None}
+        own = {"draft", *rules.SPECULATIVE_NAMES}
+        flags = {name: value for name, value in entry.items() if name not in own and not name.isupper()}
+        return self._config(self._speculative(dict(entry)), env, flags)
+
+
+def _dimensions(spec: Spec) -> Iterator[Dimension]:
+    space = spec.space
+    if space.speculative is not None:
+        if len(spec.engine.draft) > 1:
+            yield Dimension("draft", "speculative-draft-model-path", "speculative", spec.engine.draft)
+        for name in ("eagle_topk", "num_steps", "num_draft_tokens"):
+            written = getattr(space.speculative, name)
+            yield Dimension(name, f"speculative-{name}", "speculative", values(written), isinstance(written, IntRange))
+    for word, choices in space.nccl.items():
+        yield Dimension(word.lower(), word, "nccl", values(choices), isinstance(choices, IntRange))
+    for word, choices in space.args.items():
+        yield Dimension(word.replace("-", "_"), word, "args", values(choices), isinstance(choices, IntRange))
+
+
+def _like(dimension: Dimension, text: str | None) -> Any:
+    """Environment values are text; give back the choice that was meant."""
+    return next((value for value in dimension.values if value is not None and str(value) == text), text)
+
+
+def _among(value: Any, choices: tuple[Any, ...]) -> bool:
+    """Membership that does not take True for 1."""
+    return any(type(value) is type(choice) and value == choice for choice in choices)

@@ -1,0 +1,318 @@
+"""A study as a person writes it in search_spaces/*.yaml: frozen values and what they must keep to.
+
+`raytune_eagle.specfile` reads the file and tells the mistakes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from raytune_eagle import rules
+from raytune_eagle.model import FlagValue, Value
+
+Choice = bool | int | float | str | None
+Sampler = Literal["tpe", "gp", "random", "grid"]
+LowerIsBetter = Literal["ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p95_ms", "cycle_ms"]
+
+# Flags that the engine or another part of the spec owns: given twice, they would disagree.
+OWNED_FLAGS = {
+    "model-path": "set engine.model",
+    "model": "set engine.model",
+    "speculative-algorithm": "set space.speculative (EAGLE3 is the only algorithm tuned)",
+    "speculative-algo": "set space.speculative (EAGLE3 is the only algorithm tuned)",
+    "speculative-draft-model-path": "set engine.draft",
+    "speculative-draft-model": "set engine.draft",
+    "speculative-num-steps": "set space.speculative.num_steps",
+    "speculative-eagle-topk": "set space.speculative.eagle_topk",
+    "speculative-num-draft-tokens": "set space.speculative.num_draft_tokens",
+    "host": "each launch binds its node's address",
+    "port": "each launch takes a free port",
+    "nccl-port": "each launch takes a free port",
+    "api-key": "each launch has a random key of its own",
+    "admin-api-key": "each launch has a random key of its own",
+    "config": "write its flags into engine.args",
+}
+
+
+def _text(value: Any) -> Any:
+    """YAML reads 0.5.20 as text and 1 as a number; a name may look like either."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Text = Annotated[str, BeforeValidator(_text), Field(min_length=1)]
+Name = Annotated[str, BeforeValidator(_text), Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+
+
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)$", re.IGNORECASE)
+
+
+def _plain_env(env: dict[str, str]) -> dict[str, str]:
+    problems = []
+    for name in env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            problems.append(f"{name!r} is no environment variable name")
+        elif _SECRET.search(name):
+            problems.append(f".{name}: a secret would be kept in every record: set it in the environment of the nodes")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return env
+
+
+def _flags(flags: dict[str, Any]) -> dict[str, Any]:
+    problems = []
+    for name in flags:
+        bare = name.lstrip("-").replace("_", "-")
+        if name != bare:
+            problems.append(f"{name!r}: write the flag as {bare!r}")
+        elif name in OWNED_FLAGS:
+            problems.append(f".{name}: does not belong here: {OWNED_FLAGS[name]}")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return flags
+
+
+Env = Annotated[dict[str, Text], AfterValidator(_plain_env)]
+
+
+class EngineSpec(Value):
+    """What is served, and how a start is watched."""
+
+    model: Text
+    draft: tuple[Text, ...] = ()
+    python: Text | None = None
+    version: Text = "0.5.20"
+    start_stall_s: Annotated[float, Field(gt=0)] = 300
+    start_timeout_s: Annotated[float, Field(gt=0)] = 1800
+    args: Annotated[dict[str, FlagValue], AfterValidator(_flags)] = {}
+    env: Env = {}
+
+    @field_validator("draft", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        if isinstance(value, list) and len(set(map(str, value))) != len(value):
+            raise ValueError("the same draft twice")
+        return value if isinstance(value, list | tuple) else (value,)
+
+
+class NodeSpec(Value):
+    """What one trial owns; 0 GPUs means the CPU layer."""
+
+    gpus: Annotated[int, Field(ge=0, le=64)] = 8
+    cost_per_hour: Annotated[float, Field(ge=0)] | None = None
+
+
+class WorkloadSpec(Value):
+    """What is sent to each server; see `raytune_eagle.model.Workload` for the meaning of each."""
+
+    prompts: Text = "builtin:mixed"
+    max_new_tokens: Annotated[int, Field(ge=1)] = 256
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    ignore_eos: bool = False
+    concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = (1,)
+    precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    min_passes: Annotated[int, Field(ge=1)] = 2
+    max_passes: Annotated[int, Field(ge=1)] = 8
+    request_timeout_s: Annotated[float, Field(gt=0)] = 120
+    max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.02
+
+    @field_validator("concurrency", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return value if isinstance(value, list | tuple) else (value,)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min_passes > self.max_passes:
+            raise ValueError(f"min_passes {self.min_passes} is more than max_passes {self.max_passes}")
+        if len(set(self.concurrency)) != len(self.concurrency):
+            raise ValueError("concurrency: the same number twice")
+        return self
+
+
+class Objective(Value):
+    """What is searched for, and what it must not cost (upper bounds)."""
+
+    metric: Literal["output_throughput"] = "output_throughput"
+    constraints: dict[LowerIsBetter, Annotated[float, Field(gt=0)]] = {}
+
+
+class IntRange(Value):
+    """``{int: [low, high]}``, both included."""
+
+    int_: Annotated[tuple[int, int], Field(alias="int")]
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        low, high = self.int_
+        if low > high:
+            raise ValueError(f"int range [{low}, {high}] is reversed: write [{high}, {low}]")
+        return self
+
+    def values(self) -> tuple[int, ...]:
+        """Every value, ascending."""
+        return tuple(range(self.int_[0], self.int_[1] + 1))
+
+
+def _distinct(values: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    seen = [(type(v), v) for v in values]
+    if len(set(seen)) != len(seen):
+        raise ValueError("the same choice twice")
+    if any(isinstance(v, float) and not math.isfinite(v) for v in values):
+        raise ValueError("a choice must be finite")
+    return values
+
+
+Choices = Annotated[tuple[Choice, ...], Field(min_length=1), AfterValidator(_distinct)]
+IntChoices = Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_distinct)]
+
+
+def _form(value: Any) -> str:
+    """Which of the two ways to write a dimension this is, so that its mistakes are told for that way only."""
+    return "<range>" if isinstance(value, dict | IntRange) else "<choices>"
+
+
+Dimension = Annotated[Annotated[IntRange, Tag("<range>")] | Annotated[Choices, Tag("<choices>")], Discriminator(_form)]
+IntDimension = Annotated[
+    Annotated[IntRange, Tag("<range>")] | Annotated[IntChoices, Tag("<choices>")], Discriminator(_form)
+]
+
+
+class SpeculativeSpace(Value):
+    """The three numbers of EAGLE-3: all together, or no speculation is searched."""
+
+    num_steps: IntDimension
+    eagle_topk: IntDimension
+    num_draft_tokens: IntDimension
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        for name, least in (("num_steps", 1), ("eagle_topk", 1), ("num_draft_tokens", 2)):
+            if min(values(getattr(self, name))) < least:
+                raise ValueError(f"{name} must be {least} or more")
+        return self
+
+
+def values(dimension: IntRange | tuple[Choice, ...]) -> tuple[Any, ...]:
+    """All values of a dimension, in the order written."""
+    return dimension.values() if isinstance(dimension, IntRange) else dimension
+
+
+_NCCL_TOKENS = {"NCCL_PROTO": rules.NCCL_PROTOCOLS, "NCCL_ALGO": rules.NCCL_ALGORITHMS}
+
+
+def _nccl(space: dict[str, Any]) -> dict[str, Any]:
+    others = [name for name in space if not name.startswith("NCCL_")]
+    problems = [f"{name!r}: NCCL variables start with NCCL_ (others belong in engine.env)" for name in others]
+    for name, tokens in _NCCL_TOKENS.items():
+        for index, value in enumerate(values(space.get(name, ()))):
+            unknown = None if value is None else _unknown_token(str(value), tokens)
+            if unknown:
+                problems.append(f".{name}[{index}]: {unknown!r} is not one of {', '.join(tokens)}")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return space
+
+
+def _unknown_token(value: str, known: tuple[str, ...]) -> str | None:
+    """First token of NCCL's list syntax (``ring,tree;allreduce:tree``, ``^LL128``) that it would not know."""
+    lower = {token.lower() for token in known}
+    for part in value.split(";"):
+        for token in part.rpartition(":")[2].split(","):
+            if token.strip().removeprefix("^").lower() not in lower:
+                return token.strip() or value
+    return None
+
+
+class SpaceSpec(Value):
+    """Where the search may look."""
+
+    speculative: SpeculativeSpace | None = None
+    nccl: Annotated[dict[str, Dimension], AfterValidator(_nccl)] = {}
+    args: Annotated[dict[str, Dimension], AfterValidator(_flags)] = {}
+
+
+class Search(Value):
+    """How it looks."""
+
+    sampler: Sampler = "tpe"
+    seed: int = 0
+    stop_below: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+
+class Baseline(Value):
+    """Plain decoding again after so many trials on a node."""
+
+    every: Annotated[int, Field(ge=1)] = 10
+
+
+class Budget(Value):
+    """Launches (failed ones included, baselines not) and hours of one run."""
+
+    trials: Annotated[int, Field(ge=1)] = 60
+    hours: Annotated[float, Field(gt=0)] = 12
+
+
+class Spec(Value):
+    """A whole study, as written."""
+
+    name: Name
+    engine: EngineSpec
+    node: NodeSpec = NodeSpec()
+    workload: WorkloadSpec = WorkloadSpec()
+    objective: Objective = Objective()
+    space: SpaceSpec = SpaceSpec()
+    start_from: tuple[dict[str, FlagValue], ...] = ()
+    search: Search = Search()
+    baseline: Baseline = Baseline()
+    budget: Budget = Budget()
+
+    @model_validator(mode="after")
+    def _hangs_together(self) -> Self:
+        problems = list(_cross_checks(self))
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two studies the same study: everything but the budget and the price of a node."""
+        whole = self.model_dump(mode="json", by_alias=True, exclude={"budget": True, "node": {"cost_per_hour"}})
+        return dict(_leaves(whole))
+
+
+def _cross_checks(spec: Spec) -> Iterator[str]:
+    speculative = spec.space.speculative
+    if speculative is not None and not spec.engine.draft:
+        yield "engine.draft: missing: space.speculative needs the path of an EAGLE-3 draft"
+    if speculative is None and not spec.space.nccl and not spec.space.args:
+        yield "space: empty: give speculative, nccl or args something to search"
+    both = sorted(set(spec.engine.env) & set(spec.space.nccl))
+    yield from (f"space.nccl.{name}: also fixed in engine.env; keep one" for name in both)
+    both = sorted(set(spec.engine.args) & set(spec.space.args))
+    yield from (f"space.args.{name}: also fixed in engine.args; keep one" for name in both)
+    for index, entry in enumerate(spec.start_from):
+        whole = rules.triple_is_whole(dict(entry))
+        if whole:
+            yield f"start_from[{index}]: {whole}"
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict) and tree:
+        for name, value in tree.items():
+            yield from _leaves(value, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, tree
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """One line per leaf of `Spec.identity` that differs: ``path: old -> new``."""
+    return [
+        f"{path}: {json.dumps(old.get(path), ensure_ascii=False)} -> {json.dumps(new.get(path), ensure_ascii=False)}"
+        for path in sorted({*old, *new})
+        if old.get(path) != new.get(path)
+    ]

@@ -1,0 +1,275 @@
+"""What the rows of a bench say, and how sure that is.
+
+Throughput is `concurrency` × tokens / stream seconds over the requests in question: every counted request ran beside
+`concurrency` - 1 others from its first to its last moment (see `raytune_eagle.measure`), so this is the rate of a
+server that is kept that busy (Little's law). Unlike tokens by wall clock it has no ramp and no tail in it, and it can
+be told of any part of the requests: a pass, a category, a resample.
+
+Rows that failed, and rows with a negative `repeat` (the warm-up and the fillers), count nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from raytune_eagle.model import Request, Value
+
+Array = NDArray[np.float64]
+
+DRAWS = 1000
+"""Resamples per bootstrap: the standard error of their spread is 2 % of it, far less than the spread of the passes."""
+
+_CAUTION = 1.05
+"""Keeps comparisons of equals at 4 % false alarms, so that a few hundred of them stay below 6 % by more than luck."""
+
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def t_975(freedom: float) -> float:
+    """97.5 % point of Student's t for `freedom` >= 1 degrees of freedom; exact to 0.5 % (fractions round down)."""
+    whole = max(1, int(freedom))
+    if whole <= len(_T_975):
+        return _T_975[whole - 1]
+    return 1.959964 + 2.372 / whole + 2.82 / whole**2  # the first terms of its expansion around the normal
+
+
+class Interval(NamedTuple):
+    """A figure and its 95 % interval, in the figure's unit."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half its width, as a share of the figure; 0 for a figure of 0."""
+        return (self.high - self.low) / 2 / self.value if self.value else 0.0
+
+
+class Ratio(Value):
+    """Throughput of one configuration over that of another, with its 95 % interval; `high` may be infinite."""
+
+    value: Annotated[float, Field(gt=0)]
+    low: float
+    high: float
+
+    @property
+    def different(self) -> bool:
+        """Whether the interval leaves out 1."""
+        return self.low > 1 or self.high < 1
+
+
+class CategorySummary(Value):
+    """Figures of one category at one concurrency.
+
+    Attributes:
+        output_throughput: tokens per second if every stream served this category at the speed seen here.
+        accept_len: completion tokens / verify rounds; None without speculation.
+    """
+
+    category: str
+    concurrency: int
+    requests: int
+    completion_tokens: int
+    output_throughput: float
+    accept_len: float | None
+
+
+class Table(NamedTuple):
+    """Requests as two arrays of shape (passes, prompts); a cell whose request failed or is missing holds 0 in both."""
+
+    tokens: Array
+    seconds: Array
+    prompts: tuple[str, ...]
+
+    @property
+    def passes(self) -> int:
+        """Number of passes with at least one answer."""
+        return len(self.tokens)
+
+    def columns(self, prompts: Sequence[str]) -> Table:
+        """The same passes over `prompts` only, in that order."""
+        places = {prompt: place for place, prompt in enumerate(self.prompts)}
+        chosen = [places[prompt] for prompt in prompts]
+        return Table(self.tokens[:, chosen], self.seconds[:, chosen], tuple(prompts))
+
+
+def counted(requests: Iterable[Request]) -> list[Request]:
+    """The rows that figures are made of: answered, and of a pass (not the warm-up, not a filler)."""
+    return [row for row in requests if row.repeat >= 0 and row.error is None]
+
+
+def tabulate(requests: Iterable[Request]) -> Table:
+    """Lay the counted rows out by pass and prompt. A prompt that comes twice in a pass is added up."""
+    rows = counted(requests)
+    passes = {number: place for place, number in enumerate(sorted({row.repeat for row in rows}))}
+    prompts = {name: place for place, name in enumerate(sorted({row.prompt_id for row in rows}))}
+    places = ([passes[row.repeat] for row in rows], [prompts[row.prompt_id] for row in rows])
+    tokens, seconds = np.zeros((len(passes), len(prompts))), np.zeros((len(passes), len(prompts)))
+    np.add.at(tokens, places, [row.completion_tokens for row in rows])
+    np.add.at(seconds, places, [row.latency_s for row in rows])
+    return Table(tokens, seconds, tuple(prompts))
+
+
+def _log_speed(tokens: Array, seconds: Array) -> Array:
+    """Log of tokens per stream second; a resample that caught only empty cells repeats the mean of the others."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(tokens) - np.log(seconds)
+    return np.where(np.isfinite(logs), logs, logs[np.isfinite(logs)].mean() if np.isfinite(logs).any() else 0.0)
+
+
+def _weights(rng: np.random.Generator, units: int) -> Array:
+    """How often each of `units` was drawn, with replacement, in each resample: shape (DRAWS, units)."""
+    return rng.multinomial(units, np.full(units, 1 / units), size=DRAWS).astype(float)
+
+
+def _variance(logs: Array, units: int) -> float:
+    """Bootstrap variance of a log, corrected for what a resample of few units is too narrow by (n / (n - 1))."""
+    return float(logs.var()) * units / (units - 1)
+
+
+def _variance_of_passes(table: Table, rng: np.random.Generator) -> float:
+    weights = _weights(rng, table.passes)
+    return _variance(_log_speed(weights @ table.tokens.sum(1), weights @ table.seconds.sum(1)), table.passes)
+
+
+def _variance_of_cells(table: Table) -> float:
+    """Variance of the log speed from what is of one request alone, neither of its pass nor of its prompt."""
+    rows, columns = table.tokens.shape
+    cells = table.tokens / table.tokens.sum() - table.seconds / table.seconds.sum()  # to first order, summing to 0
+    rest = cells - cells.mean(0) - cells.mean(1, keepdims=True)
+    return float((rest**2).sum() * rows * columns / ((rows - 1) * (columns - 1)))
+
+
+def throughput(requests: Iterable[Request], concurrency: int, seed: int = 0) -> Interval:
+    """Tokens per second of the counted rows, all of them at `concurrency`, with a 95 % bootstrap interval.
+
+    Whole passes are resampled: two requests of one pass share the clocks, the neighbours and the drift of their time,
+    so that they are no two witnesses. The prompts stay as they are, each pass being over all of them: how prompts
+    differ from each other is no doubt about the speed on this set (and no number of passes would take it away).
+    Their spread comes in where configurations are compared (`compare`), and here with a single pass, where nothing
+    else is known: then prompts are resampled. The interval is log-symmetric, its width the bootstrap's standard error
+    times Student's t for the passes, since 2 to 8 of them are too few for percentiles. (0, 0, 0) without rows.
+    """
+    table = tabulate(requests)
+    if not table.passes:
+        return Interval(0.0, 0.0, 0.0)
+    if table.passes == 1:
+        table = Table(table.tokens.T, table.seconds.T, table.prompts)
+    value = concurrency * float(table.tokens.sum() / table.seconds.sum())
+    if table.passes == 1:
+        return Interval(value, 0.0, value * 2)  # one request: known to its order of magnitude
+    spread = _variance_of_passes(table, np.random.default_rng(seed)) ** 0.5
+    factor = float(np.exp(min(t_975(table.passes - 1) * spread, 50.0)))
+    return Interval(value, value / factor, value * factor)
+
+
+def compare(a: Sequence[Request], b: Sequence[Request], seed: int = 0) -> Ratio:
+    """Throughput of `a` over throughput of `b`, on the prompts that both answered, with a 95 % bootstrap interval.
+
+    Two things are resampled, and their variances added: the passes of `a` and of `b`, each on their own; and the
+    prompts, the same draw for both sides, so that what is common to both (a long prompt is long for both) cancels and
+    only what one side does better on some prompts remains. Log-symmetric, with Student's t for the degrees of freedom
+    that the parts have together (Welch, Satterthwaite). With a single pass on a side there is no telling how passes
+    differ: the interval is then (0, inf), and nothing is called different.
+
+    Seeing a true 5 % at a pass-to-pass noise of 3 % nine times in ten takes 12 passes on either side.
+
+    Raises:
+        ValueError: a side holds no counted row or more than one concurrency, or they share no prompt.
+    """
+    left, right = tabulate(a), tabulate(b)
+    common = sorted(set(left.prompts) & set(right.prompts))
+    if not common:
+        raise ValueError("the two sides have no answered prompt in common")
+    left, right = left.columns(common), right.columns(common)
+    log_ratio = _log_total(left, a) - _log_total(right, b)
+    value = float(np.exp(log_ratio))
+    if min(left.passes, right.passes) == 1:
+        return Ratio(value=value, low=0.0, high=float("inf"))
+    factor = float(np.exp(min(_margin(left, right, np.random.default_rng(seed)), 50.0)))
+    return Ratio(value=value, low=value / factor, high=value * factor)
+
+
+def _log_total(table: Table, requests: Iterable[Request]) -> float:
+    levels = {row.concurrency for row in counted(requests)}
+    if len(levels) != 1:
+        raise ValueError(f"rows of one concurrency can be compared, not of {sorted(levels)}")
+    return float(np.log(levels.pop() * table.tokens.sum() / table.seconds.sum()))
+
+
+def _margin(left: Table, right: Table, rng: np.random.Generator) -> float:
+    """Half-width of the 95 % interval of the log ratio."""
+    parts = [(_variance_of_passes(side, rng), side.passes - 1) for side in (left, right)]
+    units = len(left.prompts)
+    if units > 1:
+        draws = _weights(rng, units)
+        sides = [_log_speed(draws @ side.tokens.sum(0), draws @ side.seconds.sum(0)) for side in (left, right)]
+        known = _variance_of_cells(left) + _variance_of_cells(right)  # it is in the variance of the passes already
+        parts.append((max(0.0, _variance(sides[0] - sides[1], units) - known), units - 1))
+    total = sum(variance for variance, _ in parts)
+    if not total:
+        return 0.0
+    freedom = total**2 / sum(variance**2 / degrees for variance, degrees in parts)
+    return float(_CAUTION * t_975(freedom) * total**0.5)
+
+
+def by_category(requests: Iterable[Request]) -> tuple[CategorySummary, ...]:
+    """Figures per concurrency and category, in that order."""
+    groups: dict[tuple[int, str], list[Request]] = {}
+    for row in counted(requests):
+        groups.setdefault((row.concurrency, row.category), []).append(row)
+    return tuple(_summary(groups[key]) for key in sorted(groups))
+
+
+def _summary(rows: Sequence[Request]) -> CategorySummary:
+    tokens = sum(row.completion_tokens for row in rows)
+    seconds = sum(row.latency_s for row in rows)
+    return CategorySummary(
+        category=rows[0].category,
+        concurrency=rows[0].concurrency,
+        requests=len(rows),
+        completion_tokens=tokens,
+        output_throughput=rows[0].concurrency * tokens / seconds if seconds else 0.0,
+        accept_len=accept_len(rows),
+    )
+
+
+def accept_len(rows: Iterable[Request]) -> float | None:
+    """Completion tokens / verify rounds over the rows that tell their rounds; None where none does."""
+    told = [(row.completion_tokens, row.verify_rounds) for row in rows if row.verify_rounds]
+    return sum(tokens for tokens, _ in told) / sum(rounds for _, rounds in told) if told else None
+
+
+def token_gaps(times: Sequence[float], counts: Sequence[int]) -> tuple[Array, Array]:
+    """Time per token of each chunk after the first of one stream (unit of `times`), and how many tokens it brought.
+
+    A chunk that brings 4 tokens after 40 ms is 4 tokens at 10 ms each: that is how fast the text is read off.
+    """
+    tokens = np.diff(np.asarray(counts, dtype=float))
+    return np.diff(np.asarray(times, dtype=float)) / tokens, tokens
+
+
+def weighted_percentile(values: Array, weights: Array, percents: Sequence[float]) -> Array:
+    """Smallest values with at least so many percent of the weight at or below them; zeros without values."""
+    if not len(values):
+        return np.zeros(len(percents))
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    places = np.searchsorted(reached, np.asarray(percents) / 100 * reached[-1], side="left")
+    return np.asarray(values[order][np.minimum(places, len(values) - 1)])
+
+
+def best_second(times: Array, tokens: Array) -> float:
+    """Most tokens that came within one second; `times` in seconds in any order, `tokens` as many."""
+    if not len(times):
+        return 0.0
+    order = np.argsort(times, kind="stable")
+    moments, sums = times[order], np.concatenate([[0.0], np.cumsum(tokens[order])])
+    ends = np.searchsorted(moments, moments + 1.0, side="left")
+    return float((sums[ends] - sums[: len(moments)]).max())

@@ -1,0 +1,246 @@
+"""Parquet under ``ROOT/study=NAME/``: the only record of what was measured (results/README.md has every column).
+
+One write-once file per trial. A trial's log and requests are written before its file in trials/, so that whoever sees
+the trial finds both. `study` is a plain string column in every file, which is what the readers' own inference makes
+of ``study=NAME`` as well; hence names that a reader would take for a number or a date are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from raytune_eagle.errors import StoreError
+from raytune_eagle.model import Event, Request, TrialRecord
+from raytune_eagle.schema import check_parameters, file_parameters, file_problem, parameter_kind, table_schema
+from raytune_eagle.store_files import READ_ERRORS, Files, open_files
+from raytune_eagle.store_rows import (
+    Row,
+    event_of,
+    events_table,
+    record_of,
+    request_of,
+    requests_table,
+    trial_table,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_LIKE_A_VALUE = re.compile(r"[0-9._-]+|0[xb][0-9a-f_]+|inf|infinity|epoch|__HIVE_DEFAULT_PARTITION__", re.IGNORECASE)
+_TRIAL_FILE = re.compile(r"(\d{5,})-[0-9a-f]{12}\.parquet")
+_GZIP = b"\x1f\x8b"
+
+
+def check_study_name(study: str) -> None:
+    """Raise `StoreError` for a name that cannot be a folder or that readers would not take for a text."""
+    if not _NAME.fullmatch(study) or ".." in study:
+        raise StoreError(f"{study!r} cannot name a study: letters, digits, '_', '-' and single '.', no other in front")
+    if _LIKE_A_VALUE.fullmatch(study):
+        raise StoreError(f"{study!r} cannot name a study: readers take it for a number or a date; put a word in front")
+
+
+class ParquetStore:
+    """Store in a local folder or any `pyarrow.fs` URI (S3, GCS, HDFS, …).
+
+    What `read` gives back equals what was appended, but for `server_log`, which stays in logs/ and comes back empty.
+    Safe to use from several threads as long as no two append the same trial; one process writes a study (`lock`).
+    """
+
+    def __init__(self, root: str, filesystem: fs.FileSystem | None = None) -> None:
+        self._files: Files = open_files(root, filesystem)
+        self._declared: dict[str, dict[str, str]] = {}
+
+    @contextlib.contextmanager
+    def lock(self, study: str) -> Iterator[None]:
+        """Be the only writer of a study, and clear away what a killed one left.
+
+        Nothing is locked on remote filesystems: they offer no lock that ends with its holder.
+
+        Raises:
+            SpecError: another process (it is named) or another part of this one writes the study.
+        """
+        folder = _folder(study)
+        with self._files.lock(folder, f"study {study!r}"):
+            for table in ("trials", "requests", "events", "probes", "logs"):
+                self._files.remove_temporaries(f"{folder}/{table}")
+            self._remove_orphans(folder)
+            yield
+
+    def declare(self, study: str, parameters: Mapping[str, str]) -> None:
+        """Tell the searched parameters of a study and their kinds (`schema.KINDS`), before its first `append`.
+
+        All its trials files then have the same columns, baselines included; each file keeps the declaration.
+
+        Raises:
+            StoreError: a name is reserved, or the study was recorded with other parameters.
+        """
+        check_parameters(parameters)
+        kept = self._kept_parameters(_folder(study))
+        if kept is not None and kept != dict(parameters):
+            raise StoreError(f"study {study!r} was recorded with the parameters {kept}, not {dict(parameters)}")
+        self._declared[study] = dict(parameters)
+
+    def append(self, record: TrialRecord) -> None:
+        """Keep a trial, its requests and its server log; durable when it returns.
+
+        Raises:
+            StoreError: the number exists, or something could not be written; then nothing of the trial is visible.
+        """
+        folder, stem = _folder(record.study), f"{record.number:05d}-{record.config.uid}"
+        self._refuse_duplicate(folder, record.number)
+        table = trial_table(record, self._parameters(record))
+        requests, log = record.outcome.requests, record.outcome.server_log
+        try:
+            if log:
+                packed = log if log.startswith(_GZIP) else gzip.compress(log)
+                self._files.write(f"{folder}/logs", f"{stem}.log.gz", packed)
+            if requests:
+                self._files.write_table(f"{folder}/requests", f"{stem}.parquet", requests_table(record))
+            self._files.write_table(f"{folder}/trials", f"{stem}.parquet", table)  # last: makes it visible
+        except StoreError:
+            for part, name in (("trials", "parquet"), ("requests", "parquet"), ("logs", "log.gz")):
+                self._files.remove(f"{folder}/{part}", f"{stem}.{name}")
+            raise
+
+    def append_events(self, study: str, events: Sequence[Event]) -> None:
+        """Keep events of one study; an empty sequence writes nothing."""
+        folder = _folder(study)
+        if any(event.study != study for event in events):
+            raise StoreError(f"events of another study cannot be kept in {study!r}")
+        if events:
+            self._files.write_table(f"{folder}/events", _next_name(), events_table(events))
+
+    def append_probes(self, study: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep timings of all-reduces; the keys are columns of probes, those left out are null."""
+        folder, schema = _folder(study), table_schema("probes")
+        unknown = sorted({key for row in rows for key in row} - set(schema.names))
+        if unknown:
+            raise StoreError(f"probes have no column {unknown[0]!r}")
+        if rows:
+            table = pa.Table.from_pylist([{**row, "study": study} for row in rows], schema=schema)
+            self._files.write_table(f"{folder}/probes", _next_name(), table)
+
+    def read(self, study: str) -> Iterator[TrialRecord]:
+        """All trials of a study by number; torn and foreign files are passed over (`problems` names them)."""
+        for found in self._scan(_folder(study)):
+            if isinstance(found, TrialRecord):
+                yield found
+
+    def read_events(self, study: str) -> list[Event]:
+        """All events of a study by time, those of one moment in the order of their writing."""
+        folder = f"{_folder(study)}/events"
+        tables = [self._load("events", folder, name) for name in self._files.names(folder)]
+        rows = [row for rows in tables if not isinstance(rows, str) for row in rows]
+        return sorted((event_of(row) for row in rows), key=lambda event: event.at)
+
+    def studies(self) -> list[str]:
+        """Names of all studies, in order."""
+        return sorted(
+            name.removeprefix("study=") for name in self._files.entries("", folders=True) if name[:6] == "study="
+        )
+
+    def problems(self, study: str) -> list[str]:
+        """One line for each file that cannot be used."""
+        folder = _folder(study)
+        lines = [found for found in self._scan(folder) if isinstance(found, str)]
+        for table in ("events", "probes"):
+            loaded = [self._load(table, f"{folder}/{table}", name) for name in self._files.names(f"{folder}/{table}")]
+            lines += [found for found in loaded if isinstance(found, str)]
+        return lines
+
+    def _scan(self, folder: str) -> Iterator[TrialRecord | str]:
+        """Trials by number, and a line for each file that is none."""
+        names = self._files.names(f"{folder}/trials")
+        seen: set[int] = set()
+        for name in sorted(names, key=lambda name: (_number(name), name)):
+            record, problems = self._trial(folder, name)
+            yield from problems
+            if record is not None and record.number in seen:
+                yield f"{self._files.path(folder, 'trials', name)}: trial {record.number} is in another file already"
+            elif record is not None:
+                seen.add(record.number)
+                yield record
+
+    def _trial(self, folder: str, name: str) -> tuple[TrialRecord | None, list[str]]:
+        path = self._files.path(folder, "trials", name)
+        rows = self._load("trials", f"{folder}/trials", name)
+        if isinstance(rows, str):
+            return None, [rows]
+        if not rows or _number(name) != rows[0]["number"]:
+            return None, [f"{path}: not a trial's file: its name and rows disagree"]
+        requests, problems = self._requests(folder, name, rows[0]["request_count"])
+        try:
+            return record_of(rows, requests), problems
+        except (ValueError, TypeError) as error:
+            return None, [f"{path}: not a trial: {' '.join(str(error).split())[:200]}"]
+
+    def _requests(self, folder: str, name: str, expected: int) -> tuple[list[Request], list[str]]:
+        """Requests of a trial; when they are lost the trial still counts, and its loss is told."""
+        if not expected:
+            return [], []
+        rows = self._load("requests", f"{folder}/requests", name)
+        if isinstance(rows, str):
+            return [], [rows]
+        return [request_of(row) for row in rows], []
+
+    def _load(self, table: str, folder: str, name: str) -> list[Row] | str:
+        """Rows of a file, or the line that says why it has none."""
+        path = self._files.path(folder, name)
+        try:
+            with self._files.open(folder, name) as file:
+                problem = file_problem(table, file.schema_arrow, path)
+                return problem or list(file.read().to_pylist())
+        except READ_ERRORS as error:
+            return f"{path}: torn or unreadable: {' '.join(str(error).split())[:200]}"
+
+    def _parameters(self, record: TrialRecord) -> dict[str, str]:
+        """Declared kinds; without a declaration those that the study's files have, else what the record shows."""
+        if record.study in self._declared:
+            return self._declared[record.study]
+        kept = self._kept_parameters(_folder(record.study)) or {}
+        new = {name: parameter_kind([value]) for name, value in record.params.items() if name not in kept}
+        check_parameters(kept | new)
+        return kept | new
+
+    def _kept_parameters(self, folder: str) -> dict[str, str] | None:
+        """Parameters in the study's newest sound file; None when there is none."""
+        for name in reversed(self._files.names(f"{folder}/trials")):
+            with contextlib.suppress(*READ_ERRORS), self._files.open(f"{folder}/trials", name) as file:
+                if not file_problem("trials", file.schema_arrow, self._files.path(folder, "trials", name)):
+                    return file_parameters(file.schema_arrow)
+        return None
+
+    def _refuse_duplicate(self, folder: str, number: int) -> None:
+        """A torn file is no trial: its number may be used again, or a study could never go on after one."""
+        for name in self._files.names(f"{folder}/trials"):
+            if _number(name) == number and not isinstance(self._load("trials", f"{folder}/trials", name), str):
+                raise StoreError(f"{self._files.path(folder, 'trials', name)}: trial {number} is kept already")
+
+    def _remove_orphans(self, folder: str) -> None:
+        """Requests without a trial come from a writer that was killed between the two; the trial is run again."""
+        trials = set(self._files.names(f"{folder}/trials"))
+        for name in self._files.names(f"{folder}/requests"):
+            if _TRIAL_FILE.fullmatch(name) and name not in trials:
+                self._files.remove(f"{folder}/requests", name)
+
+
+def _folder(study: str) -> str:
+    check_study_name(study)
+    return f"study={study}"
+
+
+def _number(name: str) -> int:
+    match = _TRIAL_FILE.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
+def _next_name() -> str:
+    """Name that sorts in the order of writing."""
+    return f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"

@@ -1,0 +1,208 @@
+"""Whole files in a local folder or any `pyarrow.fs` filesystem: there entirely or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from raytune_eagle.errors import SpecError, StoreError
+
+TEMPORARY_SUFFIX = ".tmp"
+_FEW_ROWS = 100
+READ_ERRORS = (OSError, pa.ArrowException)
+"""What pyarrow raises for a file that it cannot open or decode."""
+
+
+def open_files(root: str, filesystem: fs.FileSystem | None = None) -> Files:
+    """Files under `root`: a path, a URI, or a path inside `filesystem`."""
+    if filesystem is not None:
+        return Files(filesystem, root.rstrip("/"))
+    if "://" not in root:
+        return LocalFiles(Path(root).expanduser().absolute())
+    try:
+        filesystem, path = fs.FileSystem.from_uri(root)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"{root}: cannot be opened: {_one_line(error)}") from error
+    return LocalFiles(Path(path)) if isinstance(filesystem, fs.LocalFileSystem) else Files(filesystem, path.rstrip("/"))
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and isinstance(error.errno, int):
+        return os.strerror(error.errno)
+    return " ".join(str(error).split())
+
+
+def _hidden(name: str) -> str:
+    """Name while a file is written: pyarrow, DuckDB's globs and Spark pass over names with a dot in front."""
+    return f".{name}.{os.getpid()}-{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}"
+
+
+class Files:
+    """Folder of any filesystem; a move into place is as atomic as that makes it (S3: a copy, seen whole or not)."""
+
+    def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
+        self.filesystem = filesystem
+        self.root = root
+
+    def path(self, *parts: str) -> str:
+        """Full path inside the filesystem."""
+        return "/".join([self.root, *parts] if self.root else parts)
+
+    def entries(self, folder: str, *, folders: bool = False) -> list[str]:
+        """Sorted names in a folder, hidden ones included; none when there is no such folder."""
+        wanted = fs.FileType.Directory if folders else fs.FileType.File
+        try:
+            found = self.filesystem.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True))
+        except READ_ERRORS as error:
+            raise StoreError(f"{self.path(folder)}: cannot be listed: {_one_line(error)}") from error
+        return sorted(info.base_name for info in found if info.type == wanted)
+
+    def names(self, folder: str) -> list[str]:
+        """Sorted names of the visible Parquet files in a folder."""
+        return [name for name in self.entries(folder) if name.endswith(".parquet") and name[0] not in "._"]
+
+    def open(self, folder: str, name: str) -> pq.ParquetFile:
+        """Open a Parquet file; the caller closes it. Raises one of `READ_ERRORS` for a torn one."""
+        source = self.filesystem.open_input_file(self.path(folder, name))
+        try:
+            return pq.ParquetFile(source, page_checksum_verification=True)
+        except BaseException:
+            source.close()
+            raise
+
+    def write_table(self, folder: str, name: str, table: pa.Table) -> None:
+        """Write a Parquet file whole; page checksums let a reader see rotten bytes."""
+        sink = pa.BufferOutputStream()
+        many = table.num_rows > _FEW_ROWS  # dictionaries and statistics of a few rows cost more than they save
+        pq.write_table(table, sink, write_page_checksum=True, use_dictionary=many, write_statistics=many)
+        self.write(folder, name, sink.getvalue())
+
+    def write(self, folder: str, name: str, data: bytes | pa.Buffer) -> None:
+        """Write a file whole. Raises `StoreError` naming it; then nothing of it is visible."""
+        hidden = self.path(folder, _hidden(name))
+        try:
+            self._put(folder, hidden, self.path(folder, name), data)
+        except READ_ERRORS as error:
+            with contextlib.suppress(*READ_ERRORS):
+                self.filesystem.delete_file(hidden)
+            raise StoreError(f"{self.path(folder, name)}: cannot be written: {_one_line(error)}") from error
+
+    def _put(self, folder: str, hidden: str, final: str, data: bytes | pa.Buffer) -> None:
+        self.filesystem.create_dir(self.path(folder), recursive=True)
+        with self.filesystem.open_output_stream(hidden) as stream:
+            stream.write(data)
+        self.filesystem.move(hidden, final)
+
+    def remove(self, folder: str, name: str) -> None:
+        """Remove a file; one that is gone or cannot be removed is left to the next opening."""
+        with contextlib.suppress(*READ_ERRORS):
+            self.filesystem.delete_file(self.path(folder, name))
+
+    def remove_temporaries(self, folder: str) -> None:
+        """Remove what writers that were killed left behind."""
+        for name in self.entries(folder):
+            if name.startswith(".") and name.endswith(TEMPORARY_SUFFIX):
+                self.remove(folder, name)
+
+    @contextlib.contextmanager
+    def lock(self, folder: str, what: str) -> Iterator[None]:
+        """No lock: object stores have none to offer. Only one process may write a study there."""
+        del folder, what
+        yield
+
+
+class LocalFiles(Files):
+    """Folder of this machine (or a mounted one): synced to disk before a write returns, and with a lock."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(fs.LocalFileSystem(), str(root))
+
+    def entries(self, folder: str, *, folders: bool = False) -> list[str]:
+        """Sorted names in a folder; from the folder alone, which pyarrow would ask each file's size for."""
+        try:
+            with os.scandir(self.path(folder)) as found:
+                return sorted(entry.name for entry in found if (entry.is_dir() if folders else entry.is_file()))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"{self.path(folder)}: cannot be listed: {_one_line(error)}") from error
+
+    def _put(self, folder: str, hidden: str, final: str, data: bytes | pa.Buffer) -> None:
+        directory = Path(self.path(folder))
+        _make_durable(directory)
+        with Path(hidden).open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(hidden).replace(final)
+        _sync_folder(directory)
+
+    @contextlib.contextmanager
+    def lock(self, folder: str, what: str) -> Iterator[None]:
+        """Hold the folder's lock; the kernel frees it when this process ends, however it ends.
+
+        Raises:
+            SpecError: another process holds it; the message names that one.
+        """
+        path = Path(self.path(folder), ".lock")
+        try:
+            _make_durable(path.parent)
+            stream = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be opened: {_one_line(error)}") from error
+        with stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in {errno.EAGAIN, errno.EACCES}:
+                    raise SpecError(f"{what}: {_holder(path)}; wait for it or stop it") from error
+                raise StoreError(f"{path}: cannot be locked: {_one_line(error)}") from error
+            _sign(path)
+            yield
+
+
+def _sign(path: Path) -> None:
+    """Write who holds the lock; it holds without that too, so a full disk is no reason to fail here."""
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+    with contextlib.suppress(OSError):
+        path.write_text(json.dumps(owner), encoding="utf-8")
+
+
+def _holder(path: Path) -> str:
+    try:
+        owner = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {owner['pid']} on {owner['host']} writes it since {owner['started']}"
+    except (OSError, ValueError, KeyError):
+        return "another process writes it"
+
+
+def _make_durable(directory: Path) -> None:
+    """Create a folder so that it survives a power cut: its entry in each new parent is synced too."""
+    missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for created in reversed(missing):
+        _sync_folder(created.parent)
+
+
+def _sync_folder(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # some network filesystems cannot sync a folder and need not: their server orders the entries
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,76 @@
+"""One trial: serve, measure, put away. Runs wherever the node is."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+
+from raytune_eagle.errors import LaunchError, NodeError, TrialError
+from raytune_eagle.measure import measure
+from raytune_eagle.model import Completed, Failed, Job, Phases, ServerFacts
+from raytune_eagle.ports import Engine, Progress, Server, Turns
+
+
+def run_trial(engine: Engine, job: Job, progress: Progress, turns: Turns) -> Completed | Failed:
+    """Serve a configuration, measure it and put it away.
+
+    Raises:
+        NodeError: the machine failed; its `outcome` holds what the trial had come to, if it was judged before.
+    """
+    began = time.monotonic()
+    serving = engine.serve(job, progress)
+    try:
+        with turns.busy():
+            server = serving.__enter__()
+    except LaunchError as exc:
+        return _failed(exc, ServerFacts(), Phases(launch_s=time.monotonic() - began))
+    outcome: Completed | Failed | None = None
+    try:
+        outcome = _measure(server, job, progress, turns)
+    finally:
+        began = time.monotonic()
+        _put_away(serving, turns, outcome)
+    return _with_teardown(outcome, time.monotonic() - began)
+
+
+def _measure(server: Server, job: Job, progress: Progress, turns: Turns) -> Completed | Failed:
+    started = Phases(launch_s=server.launch_s, ready_s=server.ready_s)
+    try:
+        with turns.quiet():
+            result = measure(server, job.workload, progress)
+    except TrialError as exc:
+        exc.server_log = exc.server_log or server.log()
+        return _failed(exc, server.facts, started)
+    return Completed(
+        measurements=result.measurements,
+        requests=result.requests,
+        server=server.facts,
+        phases=started.model_copy(update={"warmup_s": result.warmup_s, "bench_s": result.bench_s}),
+        server_log=server.log(),
+    )
+
+
+def _put_away(serving: AbstractContextManager[Server], turns: Turns, outcome: Completed | Failed | None) -> None:
+    """Stop the server; should the machine fail at that, the outcome travels on with the error."""
+    try:
+        with turns.busy():
+            serving.__exit__(None, None, None)
+    except NodeError as exc:
+        raise NodeError(str(exc), exc.outcome or outcome) from exc
+
+
+def _failed(exc: TrialError, facts: ServerFacts, phases: Phases) -> Failed:
+    return Failed(
+        failure_class=exc.failure_class,
+        failure_phase=exc.phase,
+        failure_detail=exc.detail,
+        log_tail=exc.log_tail,
+        requests=exc.requests,
+        server=facts,
+        phases=phases,
+        server_log=exc.server_log,
+    )
+
+
+def _with_teardown(outcome: Completed | Failed, seconds: float) -> Completed | Failed:
+    return outcome.model_copy(update={"phases": outcome.phases.model_copy(update={"teardown_s": seconds})})

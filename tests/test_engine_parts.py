@@ -1,0 +1,189 @@
+"""The parts of the engine that need no server: the launch spelled out, whose fault a failure is, the GPUs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from raytune_eagle.engines import gpus as gpus_module
+from raytune_eagle.engines import launch
+from raytune_eagle.engines.gpus import Gpu, Nvml, await_release, require_free, visible_indices
+from raytune_eagle.engines.launch import Settings
+from raytune_eagle.engines.sglang import SglangEngine, whose
+from raytune_eagle.engines.watch import LogFollower, Stall
+from raytune_eagle.errors import NodeError
+from raytune_eagle.logs import Failure
+from raytune_eagle.model import Config, Job, Speculative, Workload
+
+SPEC = Speculative(draft="builtin:tiny", num_steps=3, eagle_topk=4, num_draft_tokens=12)
+
+
+def job(**changes):
+    """A trial of this configuration, which is never launched."""
+    config = Config(model="any", launcher=("python3", "launch_server.py"), speculative=SPEC).model_copy(update=changes)
+    return Job(study="s", number=7, kind="trial", config=config, workload=Workload(prompts=()))
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """Folders of its own: what is prepared here is never started, so no guard removes its key file."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return Settings(work_dir=tmp_path / "logs")
+
+
+def test_whose_fault_a_refused_argument_is():
+    """An argument of this configuration alone, or its draft, is not the spec's fault; any other is."""
+    config = job(tuned_args={"own-flag": 1}, args={"common-flag": 1}).config
+    assert whose(
+        Failure("bad_argument", "arguments", "", "spec", line="unrecognized arguments: --own-flag"), config
+    ) == ("configuration")
+    assert whose(Failure("bad_argument", "arguments", "", "spec", line="unrecognized: --common-flag"), config) == "spec"
+    assert (
+        whose(Failure("model_missing", "arguments", "", "spec", line="'builtin:tiny' missing"), config)
+        == "configuration"
+    )
+    assert whose(Failure("disk_full", "arguments", "", "machine"), config) == "machine"
+
+
+def test_key_and_own_config_file_go_into_a_private_file(settings, tmp_path):
+    """Our key joins the user's --config, 0600 in a 0700 folder; keys given as arguments are moved there too."""
+    own = tmp_path / "own.yaml"
+    own.write_text("log-level: warning\n")
+    one = launch.prepare(settings, job(args={"config": str(own), "api-key": "mine", "admin-api-key": "root"}))
+    assert one.argv.count("--config") == 1
+    file = Path(one.argv[one.argv.index("--config") + 1])
+    assert yaml.safe_load(file.read_text()) == {"log-level": "warning", "api-key": "mine", "admin-api-key": "root"}
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert one.headers == {"Authorization": "Bearer mine"}
+    assert not {"mine", "root"} & set(one.argv)
+
+
+def test_ports_are_distinct_and_new():
+    """Server and NCCL ports differ; so they do from launch to launch."""
+    ports = launch.free_ports("127.0.0.1", 20)
+    assert len(set(ports)) == 20
+
+
+def test_command_can_be_pasted_and_has_no_secret(settings):
+    """The line has environment, interpreter and flags; built-in names are paths, keys are left out."""
+    text = SglangEngine(settings).command(job(args={"api-key": "mine"}, env={"A": "b c"}, model="builtin:tiny"))
+    assert text.startswith("A='b c' python3 ")
+    assert re.search(r"--model-path \S+/tiny/target ", text)
+    assert "mine" not in text
+    assert "--port" not in text
+
+
+class FakeGpus:
+    """GPUs whose states are given, the last for ever."""
+
+    def __init__(self, *states):
+        self.states = list(states)
+
+    def look(self):
+        """The next state."""
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+
+def test_gpus_in_use_are_a_node_error_that_names_the_pids():
+    """Another process with more than 512 MiB on our GPUs: no launch, and who it is."""
+    with pytest.raises(NodeError, match=r"GPU 1 is in use by pid 42 \(600 MiB\)"):
+        require_free(FakeGpus([Gpu(0, 10, {41: 500}), Gpu(1, 700, {42: 600})]))
+    assert require_free(FakeGpus([Gpu(0, 600, {41: 500})])) == [Gpu(0, 600, {41: 500})]
+
+
+def test_release_waits_for_pids_and_memory(monkeypatch):
+    """Memory within 512 MiB of before and none of our pids: both are waited for, and neither for ever."""
+    before = [Gpu(0, 100, {})]
+    ours_there, memory_there, free = [Gpu(0, 100, {7: 1})], [Gpu(0, 700, {})], [Gpu(0, 600, {})]
+    waited = []
+    await_release(FakeGpus(ours_there, memory_there, free), before, {7}, waited.append)
+    assert len(waited) == 2
+    monkeypatch.setattr(gpus_module, "RELEASE_S", 0.0)
+    with pytest.raises(NodeError, match=r"700 MiB, 100 before"):
+        await_release(FakeGpus(memory_there), before, {7}, waited.append)
+
+
+def test_engine_asks_the_gpus_before_and_after(settings):
+    """Busy GPUs stop a launch; GPUs that stay full after one are the machine's fault."""
+    busy = SglangEngine(settings, FakeGpus([Gpu(0, 900, {42: 900})]))
+    with pytest.raises(NodeError, match="pid 42"), busy.serve(job(), lambda *_: None):
+        pytest.fail("served on a busy GPU")
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [("0,2", [0, 2]), ("GPU-b", [1]), ("GPU-c,0", [2, 0]), ("", []), ("1,9,2", [1]), ("GPU-,1", [])],
+)
+def test_visible_devices(visible, expected):
+    """Indices or UUIDs (or their beginnings); as in CUDA, what is unknown or ambiguous ends the list."""
+    assert visible_indices(visible, ["GPU-aa", "GPU-bb", "GPU-cc"]) == expected
+
+
+class NvmlError(Exception):
+    """Stands for pynvml's."""
+
+
+def nvml(monkeypatch, **changes):
+    """A pynvml of three GPUs, each with one process of 2 GiB whose pid is 100 + index."""
+    found = SimpleNamespace(
+        NVMLError=NvmlError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetIndex=lambda handle: handle,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{'abc'[handle]}",
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=3 << 30),
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=100 + handle, usedGpuMemory=2 << 30)],
+    )
+    vars(found).update(changes)
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+
+
+def test_nvml_looks_at_our_gpus_only(monkeypatch):
+    """CUDA_VISIBLE_DEVICES chooses, memory is in MiB, and too few GPUs or a broken driver are the machine's fault."""
+    nvml(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,0")
+    assert Nvml(2).look() == [Gpu(2, 3072, {102: 2048}), Gpu(0, 3072, {100: 2048})]
+    with pytest.raises(NodeError, match="3 GPUs asked for, 2 visible"):
+        Nvml(3).look()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [gpu.index for gpu in Nvml(3).look()] == [0, 1, 2]
+
+    def broken():
+        raise NvmlError("driver gone")
+
+    nvml(monkeypatch, nvmlDeviceGetCount=broken)
+    with pytest.raises(NodeError, match="NVML: driver gone"):
+        Nvml(1).look()
+
+
+def test_log_that_ends_in_half_a_line_has_grown_once(tmp_path):
+    """A progress bar that hangs in mid-line is not growth for ever, and is told once its line is whole."""
+    log = tmp_path / "log"
+    log.write_text("Load weight end. elapsed=1 s, type=X, y\nMulti-thread loading shards:  50% Completed | 1/2")
+    follower = LogFollower(log)
+    assert follower.news() == (True, [("weights", "X")])
+    assert follower.news() == (False, [])
+    with log.open("a") as more:
+        more.write("\r")
+    assert follower.news() == (True, [("weights", "1/2")])
+
+
+def test_stall_needs_silence_and_idleness():
+    """Either new log bytes or CPU work is progress; without both, the limit counts."""
+    stall = Stall(0.05)
+    time.sleep(0.06)
+    assert not stall.over(1.0, grew=False), "a second of CPU in 0.06 s is work"
+    time.sleep(0.06)
+    assert not stall.over(1.0, grew=True)
+    time.sleep(0.06)
+    assert stall.over(1.0, grew=False)

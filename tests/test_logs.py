@@ -1,0 +1,191 @@
+"""SGLang's log is read right: progress, decode lines of every version, and what a failure was."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from raytune_eagle import logs
+
+ASSETS = Path(__file__).parent / "assets" / "logs"
+FAILURES = {
+    "fail_0516_h200_bad_argument.log": "bad_argument",
+    "fail_0516_h200_model_missing.log": "model_missing",
+    "fail_0516_h200_oom_kv.log": "oom_kv",
+    "fail_0516_h200_tree_too_small.log": "tree_too_small",
+    "fail_0520_cpu_tree_too_small.log": "tree_too_small",
+    "tensorrt-llm_issue_953_2024-01_nccl218_error.log": "nccl_invalid_usage",
+    **{f"made_{rule.name}.log": rule.name for rule in logs.RULES if rule.name not in ("tree_too_small", "oom_kv")},
+}
+
+
+def read(name):
+    """A log of tests/assets."""
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "expected"), FAILURES.items())
+def test_failure_is_of_exactly_one_class(name, expected):
+    """Each failed start is of its class and of no other: the order of the rules decides nothing."""
+    assert [failure.name for failure in logs.matching(read(name))] == [expected]
+    assert logs.classify(read(name), -9).name == expected
+
+
+def test_every_class_has_a_fixture():
+    """No class is there without a log that it is told from."""
+    assert {rule.name for rule in logs.RULES} == set(FAILURES.values())
+
+
+@pytest.mark.parametrize("name", [path.name for path in ASSETS.glob("*.log") if path.name not in FAILURES])
+def test_log_without_a_known_failure_matches_no_class(name):
+    """Healthy logs, with their harmless tracebacks, and foreign ones are of no class."""
+    assert logs.matching(read(name)) == []
+
+
+def test_details_tell_what_to_do():
+    """The advice is ours, not SGLang's misleading one, and quotes the line that decided."""
+    failure = logs.classify(read("fail_0516_h200_tree_too_small.log"), -9)
+    assert failure.phase == "graph_capture"
+    assert "topk + (num_steps - 1) * topk**2" in failure.detail
+    assert "selected index k out of range" in failure.detail
+    assert logs.classify(read("fail_0516_h200_bad_argument.log"), 1).line.startswith("TypeError: '>' not supported")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "transient"),
+    [
+        ("made_port_taken.log", "configuration", True),
+        ("made_graph_capture_failed.log", "configuration", True),
+        ("made_oom_graph_capture.log", "configuration", False),
+        ("made_gpu_lost.log", "machine", False),
+        ("made_disk_full.log", "machine", False),
+        ("made_bad_argument.log", "spec", False),
+        ("made_sglang_missing.log", "spec", False),
+    ],
+)
+def test_fault_and_second_chance(name, fault, transient):
+    """Whose fault it was, and whether one more try makes sense."""
+    failure = logs.classify(read(name), 1)
+    assert (failure.fault, failure.transient) == (fault, transient)
+
+
+def test_killed_processes():
+    """SGLang's watchdog names a child that was killed; -9 without any error said is a kill, with one it is not."""
+    assert logs.classify(read("made_killed_by_os.log"), None).name == "killed_by_os"
+    assert logs.classify("[2026-01-01 00:00:00] Load weight begin.\n", -9).name == "killed_by_os"
+    unknown = logs.classify(read("made_unknown.log"), -9)
+    assert unknown.name == "unknown"
+    assert "ZeroDivisionError" in unknown.detail
+    assert logs.classify("", 3).detail == "the server ended with 3 during arguments: an empty log"
+
+
+@pytest.mark.parametrize("path", sorted(ASSETS.glob("*.*")), ids=lambda path: path.name)
+def test_every_whole_decode_line_is_read(path):
+    """Each line with a throughput gives a value for each field that it has; anything else gives None."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        whole = "Decode batch" in line and "gen throughput" in line and not line.startswith(("#", "|"))
+        read_line = logs.decode_line(line)
+        assert (read_line is not None) == whole, line
+        if read_line:
+            assert f"(token/s): {read_line.throughput:.2f}" in line
+            assert (read_line.accept_len is None) == ("accept len" not in line)
+            assert (read_line.queued is None) == ("#queue-req" not in line)
+            assert (read_line.cuda_graph is None) == (" graph: " not in line)
+            assert read_line.tokens == int(re.search(r"#(?:full )?token: (\d+)", line).group(1))
+
+
+PREFIX = "[2026-01-01 00:00:00 TP0] Decode batch"
+# one line per row of the table in FORMATS.md, written after SGLang's own format strings
+FORMATS = {
+    "0.4.1": ". #running-req: 3, #token: 9, token usage: 0.10, gen throughput (token/s): 5.50, #queue-req: 2",
+    "0.4.3": ". #running-req: 3, #token: 9, token usage: 0.10, accept len: 2.50, "
+    "gen throughput (token/s): 5.50, #queue-req: 2",
+    "0.4.6": ". #running-req: 3, #token: 9, token usage: 0.10, accept len: 2.50, pre-allocated usage: 0.00, "
+    "cuda graph: True, gen throughput (token/s): 5.50, #queue-req: 2",
+    "0.4.9": ". #running-req: 3, #full token: 9, full token usage: 0.10, #swa token: 4, swa token usage: 0.20, "
+    "cuda graph: True, gen throughput (token/s): 5.50, #queue-req: 2, ",
+    "0.5.4": " [40], #running-req: 3, #token: 9, token usage: 0.10, accept len: 2.50, accept rate: 0.62, "
+    "cuda graph: True, gen throughput (token/s): 5.50, #queue-req: 2, ",
+    "0.5.10": ", #running-req: 3, #token: 9, token usage: 0.10, accept len: 2.50, accept rate: 0.62, cuda graph: True, "
+    "gen throughput (token/s): 5.50, #queue-req: 2, est. decode TFLOPS/s (per GPU): 1.00, "
+    "est. read BW (GB/s per GPU): 2.00",
+    "0.5.20": ", #running-req: 3, #token: 9, token usage: 0.10, accept len: 2.50, cap len: 3.00, accept rate: 0.62, "
+    "cuda graph: True, gen throughput (token/s): 5.50, #queue-req: 2, fwd occupancy: 91.00%",
+}
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_decode_line_of_each_version(version):
+    """The fields come out the same whatever the version wrote around them."""
+    line = logs.decode_line(PREFIX + FORMATS[version])
+    assert (line.running, line.tokens, line.token_usage, line.throughput, line.queued) == (3, 9, 0.1, 5.5, 2)
+    assert line.accept_len == (2.5 if "accept len" in FORMATS[version] else None)
+    assert line.accept_rate == (0.62 if "accept rate" in FORMATS[version] else None)
+
+
+def events(text):
+    """Progress of a log, repetitions left out."""
+    found = []
+    for line in logs.lines(text):
+        event = logs.progress(line)
+        if event and found[-1:] != [event]:
+            found.append(event)
+    return found
+
+
+def test_progress_of_a_start():
+    """Weights, draft, KV cache and each capture are told, with n/m out of the progress bars on one line."""
+    assert events(read("ok_0520_cpu_eagle3.log")) == [
+        ("weights", "0/1"),
+        ("weights", "1/1"),
+        ("weights", "LlamaForCausalLM"),
+        ("weights", "0/1"),
+        ("weights", "1/1"),
+        ("weights", "LlamaForCausalLMEagle3"),
+        ("kv_cache", "16384"),
+    ]
+    captured = [detail for name, detail in events(read("fail_0516_h200_tree_too_small.log")) if name == "graph_capture"]
+    assert captured[0] == "target verify"
+    assert "3/8" in captured
+    assert "target verify CUDA graph end. elapsed=43.00 s" in captured
+    assert "draft decode" in captured
+
+
+def test_other_ranks_are_not_told_again():
+    """Of eight ranks that say the same, one is enough; the first is TP0."""
+    line = "[2026-01-01 00:00:00 TP{}] Capture target verify CUDA graph begin. backend=full"
+    assert logs.progress(line.format(0)) == ("graph_capture", "target verify")
+    assert logs.progress(line.format(1)) is None
+    assert logs.progress(line.format("0 PP1")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "arguments"),
+        ("Init torch distributed begin.", "distributed"),
+        ("Load weight begin. avail", "weights"),
+        ("Load weight begin.\nLoad weight end.", "kv_cache"),
+        ("Load weight end.\nLoad weight begin.", "weights"),
+        ("Capture target decode CUDA graph begin.", "graph_capture"),
+        ("The server is fired up and ready to roll!", "serving"),
+    ],
+)
+def test_stage(text, expected):
+    """How far a server came is told by the last line that says so."""
+    assert logs.stage(text) == expected
+
+
+def test_secrets_are_taken_out():
+    """The key goes wherever it stands, and so do others that SGLang prints as its keys."""
+    text = "server_args={'api_key': 'sk-1', 'admin_api_key': 'sk-2'} api_key='sk-3', Bearer secret"
+    kept = logs.redact(text, "secret")
+    assert not re.search(r"sk-\d|secret", kept)
+    assert logs.redact("nothing", "") == "nothing"
+
+
+def test_tail_is_the_end():
+    """The last lines, as many as asked for."""
+    assert logs.tail("a\nb\nc\n", 2) == "b\nc"

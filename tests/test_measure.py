@@ -1,0 +1,465 @@
+"""The bench, against a real HTTP server that streams in SGLang's shape and fails on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from raytune_eagle.client import data_lines, token_count
+from raytune_eagle.errors import BenchError, SpecError
+from raytune_eagle.measure import MeasureResult, measure
+from raytune_eagle.model import Prompt, Request, ServerFacts, Workload
+from raytune_eagle.passes import FILLER, WARM_UP
+
+CAPTURES = Path(__file__).parent / "assets" / "streams"
+
+
+@dataclass(frozen=True)
+class Act:
+    """What the stub does with one request: `tokens` in chunks of `step`, one each `pace_s`; or it fails as `fail`."""
+
+    tokens: int = 12
+    step: int = 3
+    pace_s: float = 0.002
+    fail: str = ""
+    delta: bool = False
+    raw: tuple[bytes, ...] = ()
+
+
+@dataclass
+class Stub:
+    """An HTTP server in a thread; `act` decides on each request by its number and its text.
+
+    Attributes:
+        bodies, headers: of the requests, in the order of their coming.
+        spans: begin and end of each request that was answered, `time.perf_counter`.
+    """
+
+    act: Callable[[int, str], Act] = lambda number, text: Act()
+    url: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    facts: ServerFacts = field(default_factory=ServerFacts)
+    launch_s: float = 0.0
+    ready_s: float = 0.0
+    bodies: list[dict] = field(default_factory=list)
+    seen_headers: list[dict] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    checks: int = 0
+    dead_at: float = float("inf")
+
+    def check(self) -> None:
+        """Dead from `dead_at` on."""
+        self.checks += 1
+        if time.perf_counter() >= self.dead_at:
+            raise BenchError("cuda_ima", "the scheduler died of an illegal memory access")
+
+    def log(self) -> bytes:
+        """Nothing: the bench never asks for it."""
+        raise AssertionError
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """One request to /generate."""
+        body, began = await request.json(), time.perf_counter()
+        act = self.act(len(self.bodies), body["text"])
+        self.bodies.append(body)
+        self.seen_headers.append(dict(request.headers))
+        if act.fail == "500":
+            return web.Response(status=500, text="Internal\n  Server Error")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionResetError):  # the client may have had enough
+            for part in act.raw or stream_parts(act):
+                await response.write(part)
+                await asyncio.sleep(act.pace_s)
+        if act.fail == "stall":
+            await asyncio.sleep(1.0)
+        if act.fail == "drop":
+            request.transport.abort()
+        self.spans.append((began, time.perf_counter()))
+        return response
+
+    def serve(self, started: threading.Event, loops: list[asyncio.AbstractEventLoop], ended: asyncio.Event) -> None:
+        """Body of the thread."""
+
+        async def run() -> None:
+            loops.append(asyncio.get_running_loop())
+            app = web.Application()
+            app.router.add_post("/generate", self.answer)
+            runner = web.AppRunner(app, shutdown_timeout=0.0)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            started.set()
+            await ended.wait()
+            await runner.cleanup()
+
+        asyncio.run(run())
+
+
+def chunk(act: Act, tokens: int, meta: dict) -> bytes:
+    """One event; the text so far, or only what is new."""
+    words = [f'w{n}"é ' for n in range(tokens)]
+    first = max(0, tokens - act.step) if act.delta else 0
+    head = {"text": "".join(words[first:]), "output_ids": list(range(first, tokens))}
+    return b"data: " + json.dumps({**head, "meta_info": {"completion_tokens": tokens, **meta}}).encode() + b"\n\n"
+
+
+def stream_parts(act: Act) -> list[bytes]:
+    """The whole stream of a request, with whatever failure was asked for."""
+    if act.fail == "error":
+        return [
+            b'data: {"error": {"message": "input is longer than the context", "code": 400}}\n\n',
+            b"data: [DONE]\n\n",
+        ]
+    if act.fail == "garbage":
+        return [b"data: <html>\n\n"]
+    counts = [] if act.fail == "zero" else list(range(act.step, act.tokens, act.step))
+    parts = [b": hello\r\n\r\n"] + [chunk(act, count, {"finish_reason": None}) for count in counts]
+    if act.fail in {"drop", "stall", "cut"}:
+        return parts[:3]
+    reason = {"type": "abort", "message": "out of memory"} if act.fail == "abort" else {"type": "length"}
+    rounds = act.tokens // act.step
+    meta = {"finish_reason": reason, "prompt_tokens": 5, "spec_verify_ct": rounds}
+    meta |= {"spec_accept_histogram": [0, 0, rounds], "spec_accepted_drafts": 2 * rounds}
+    meta |= {"spec_proposed_drafts": 5 * rounds}
+    return [*parts, chunk(act, 0 if act.fail == "zero" else act.tokens, meta), b"data: [DONE]\n\n"]
+
+
+@pytest.fixture
+def stub():
+    """A running stub."""
+    server, started, loops, ended = Stub(), threading.Event(), [], asyncio.Event()
+    thread = threading.Thread(target=server.serve, args=(started, loops, ended))
+    thread.start()
+    assert started.wait(10)
+    yield server
+    loops[0].call_soon_threadsafe(ended.set)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def work(prompts: int = 4, **values) -> Workload:
+    """A workload of short prompts in two categories."""
+    texts = tuple(Prompt(id=f"p{n}", category="ab"[n % 2], text=f"prompt {n}") for n in range(prompts))
+    return Workload(prompts=texts, **({"max_new_tokens": 12, "max_passes": 2, "request_timeout_s": 5.0} | values))
+
+
+def run(server: Stub, workload: Workload) -> MeasureResult:
+    """Measure without listening to the progress."""
+    return measure(server, workload, lambda name, detail: None)
+
+
+def refused(server: Stub, workload: Workload) -> BenchError:
+    """The error of a bench that fails."""
+    with pytest.raises(BenchError) as caught:
+        run(server, workload)
+    return caught.value
+
+
+def passes(rows: tuple[Request, ...]) -> list[list[str]]:
+    """Prompt ids of each counted pass, in the order of sending."""
+    return [[row.prompt_id for row in rows if row.repeat == n] for n in range(max(row.repeat for row in rows) + 1)]
+
+
+def test_figures_are_the_servers_own(stub):
+    """Tokens, rounds, histogram (under its old name) and accept figures are what the server said, not its chunks."""
+    result = run(stub, work())
+    (figures,) = result.measurements
+    counted = [row for row in result.requests if row.repeat >= 0]
+    assert figures.passes == 2
+    assert figures.completion_tokens == 2 * 4 * 12
+    assert figures.verify_rounds == 2 * 4 * 4
+    assert figures.accept_len == pytest.approx(3.0)
+    assert figures.accept_rate == pytest.approx(2 / 5)
+    assert figures.failed_share == 0
+    assert {(row.completion_tokens, row.verify_rounds, row.accept_histogram) for row in counted} == {(12, 4, (0, 0, 4))}
+    assert all(row.prompt_tokens == 5 and row.category in "ab" for row in counted)
+    assert figures.output_throughput == pytest.approx(1000 * figures.accept_len / figures.cycle_ms)
+
+
+def test_times_are_those_of_the_stream(stub):
+    """First token, latency and gaps per token agree with a server that sends 3 tokens each 30 ms."""
+    stub.act = lambda number, text: Act(pace_s=0.03, tokens=15)
+    result = run(stub, work(prompts=3))
+    (figures,) = result.measurements
+    assert 25 <= figures.ttft_p50_ms <= 60  # after the comment, which comes first and is no token
+    assert figures.itl_p50_ms == pytest.approx(10, rel=0.3)
+    assert figures.output_throughput == pytest.approx(15 / 0.21, rel=0.25)
+    assert 50 <= figures.burst_throughput <= 90
+    row = result.requests[-1]
+    assert row.itl_p50_ms == pytest.approx(10, rel=0.3)
+    assert row.started_s + row.latency_s <= result.warmup_s + result.bench_s
+
+
+def test_asks_for_what_the_workload_says(stub):
+    """Each request carries the prompt, the sampling parameters, `stream` and the server's headers."""
+    stub.headers = {"Authorization": "Bearer secret"}
+    run(stub, work(temperature=0.5, ignore_eos=True))
+    for body in stub.bodies:
+        assert body["text"].startswith("prompt ")
+        assert body["stream"] is True
+        assert body["sampling_params"] == {"temperature": 0.5, "max_new_tokens": 12, "ignore_eos": True}
+    assert {headers["Authorization"] for headers in stub.seen_headers} == {"Bearer secret"}
+
+
+def test_passes_are_whole_shuffled_and_repeatable(stub):
+    """Every pass has each prompt once, in another order; the same seed gives the same orders, another seed others."""
+    first, again, other = (
+        passes(run(stub, work(12, max_passes=3, precision=1e-6, seed=s)).requests) for s in (1, 1, 2)
+    )
+    assert all(sorted(order) == sorted(first[0]) for order in first)
+    assert len({tuple(order) for order in first}) == len(first)
+    assert first == again
+    assert len(first) == 3
+    assert first[0] != other[0]
+
+
+@pytest.mark.parametrize(("concurrency", "warm"), [(1, 4), (6, 12)])
+def test_warm_up_is_bounded_kept_and_marked(stub, concurrency, warm):
+    """The warm-up is max(2 x concurrency, 4) requests at the same concurrency, kept as repeat -1, and in no figure."""
+    result = run(stub, work(concurrency=(concurrency,)))
+    repeats = Counter(row.repeat for row in result.requests)
+    assert repeats[WARM_UP] == warm
+    assert repeats[FILLER] <= concurrency
+    assert len(result.requests) == len(stub.bodies)
+    assert result.measurements[0].completion_tokens == 12 * sum(n for repeat, n in repeats.items() if repeat >= 0)
+    assert 0 < result.warmup_s < 5
+    assert result.bench_s > 0
+
+
+def test_counted_requests_see_a_full_server(stub):
+    """While a counted request runs there are always `concurrency` streams, never more, even with one slow prompt."""
+    stub.act = lambda number, text: Act(tokens=60 if text == "prompt 3" else 12, pace_s=0.004)
+    result = run(stub, work(10, concurrency=(4,)))
+    counted = [row for row in result.requests if row.repeat >= 0]
+    spans = [(row.started_s, row.started_s + row.latency_s) for row in result.requests]
+    assert max(sum(a <= at < b for a, b in spans) for at, _ in spans) == 4
+    begin, end = min(row.started_s for row in counted), max(row.started_s + row.latency_s for row in counted)
+    for since in (begin, end - 0.06):  # all the while, and in the tail, where the slow prompt would be alone
+        busy = sum(max(0.0, min(b, end) - max(a, since)) for a, b in spans)
+        assert 3.4 <= busy / (end - since) <= 4.0
+
+
+def test_a_slow_last_prompt_does_not_lower_throughput(stub):
+    """Streams of one speed give `concurrency` times that speed, though one prompt is ten times as long as others."""
+    stub.act = lambda number, text: Act(tokens=300 if text == "prompt 3" else 30, pace_s=0.005)
+    (figures,) = run(stub, work(8, concurrency=(8,))).measurements
+    per_token = figures.itl_p50_ms / 1000
+    assert figures.output_throughput == pytest.approx(8 / per_token, rel=0.25)
+
+
+def test_several_concurrencies_are_measured_one_after_the_other(stub):
+    """Each concurrency has its figures and its own warm-up, in the order asked for."""
+    stub.act = lambda number, text: Act(pace_s=0.01)
+    result = run(stub, work(concurrency=(4, 1)))
+    assert [figures.concurrency for figures in result.measurements] == [4, 1]
+    assert result.measurements[0].output_throughput > 2.5 * result.measurements[1].output_throughput
+    assert {row.concurrency for row in result.requests if row.repeat == WARM_UP} == {1, 4}
+    assert [row.started_s for row in result.requests].count(0.0) == 2
+
+
+def test_a_steady_server_needs_few_passes_and_a_moody_one_all(stub):
+    """Passes stop as soon as the interval is narrow enough, and at the latest at `max_passes`, then not stable."""
+    stub.act = lambda number, text: Act(pace_s=0.01)
+    (steady,) = run(stub, work(6, max_passes=8, precision=0.2)).measurements
+    assert steady.stable
+    assert 2 <= steady.passes < 8
+    assert (steady.ci_high - steady.ci_low) / 2 <= 0.2 * steady.output_throughput
+    stub.bodies.clear()
+    stub.act = lambda number, text: Act(pace_s=0.002 if (number - 4) // 6 % 2 else 0.008)
+    (moody,) = run(stub, work(6, max_passes=4, precision=0.1)).measurements
+    assert not moody.stable
+    assert moody.passes == 4
+
+
+def test_min_passes_are_kept(stub):
+    """However steady the server, no bench is shorter than asked for."""
+    (figures,) = run(stub, work(min_passes=3, max_passes=5, precision=0.9)).measurements
+    assert figures.passes >= 3
+
+
+def test_progress_tells_of_each_pass(stub):
+    """Every pass is told, with its number, concurrency and figure."""
+    told = []
+    measure(stub, work(), lambda name, detail: told.append((name, detail)))
+    assert [name for name, _ in told] == ["pass", "pass"]
+    assert told[1][1].startswith("2 of at most 2 at concurrency 1: ")
+    assert "tok/s" in told[1][1]
+
+
+def test_both_ways_of_streaming_give_the_same_text(stub):
+    """The hash is of the whole text, whether chunks repeat the text so far or bring only what is new."""
+    hashes = set()
+    for delta, step in ((False, 3), (True, 3), (True, 12), (False, 1), (True, 1)):
+        stub.act = lambda number, text, act=Act(delta=delta, step=step): act
+        hashes |= {row.output_hash for row in run(stub, work()).requests}
+    assert len(hashes) == 1
+    assert len(hashes.pop()) == 16
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 10**6])
+@pytest.mark.parametrize("name", ["baseline", "eagle3_3_4_16"])
+def test_real_streams_are_read_however_they_are_cut(stub, name, size):
+    """A captured stream of SGLang 0.5.16 gives its tokens, rounds and text, cut into pieces of any size."""
+    raw = (CAPTURES / f"{name}.sse").read_bytes()
+    if size == 1:
+        raw = raw[-4000:][raw[-4000:].index(b"data:") :]  # bytes one by one take long
+    pieces = tuple(raw[start : start + size] for start in range(0, len(raw), size))
+    stub.act = lambda number, text: Act(raw=pieces, pace_s=0.0)
+    rows = run(stub, work(2, min_passes=1, max_passes=1)).requests
+    final = json.loads([line for line in raw.split(b"\n") if line.startswith(b"data: {")][-1][6:])
+    assert {row.error for row in rows} == {None}
+    assert {row.completion_tokens for row in rows} == {24}
+    assert {row.verify_rounds for row in rows} == {final["meta_info"].get("spec_verify_ct")}
+    assert len({row.output_hash for row in rows}) == 1
+    histogram = tuple(final["meta_info"].get("spec_correct_drafts_histogram", ()))
+    assert {row.accept_histogram for row in rows} == {histogram}
+
+
+def test_plain_decoding_has_no_accept_figures(stub):
+    """Without speculation accept_len, accept_rate and rounds are None, and a cycle is a token."""
+    raw = (CAPTURES / "baseline.sse").read_bytes()
+    stub.act = lambda number, text: Act(raw=(raw,))
+    (figures,) = run(stub, work()).measurements
+    assert (figures.accept_len, figures.accept_rate, figures.verify_rounds) == (None, None, None)
+    assert figures.output_throughput == pytest.approx(1000 / figures.cycle_ms)
+
+
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        ("500", "HTTP 500: Internal Server Error"),
+        ("drop", "payload"),
+        ("cut", "the stream was cut off after 6 tokens"),
+        ("zero", "the answer has 0 tokens"),
+        ("error", "the server reported an error: input is longer than the context"),
+        ("abort", "aborted by the server: out of memory"),
+        ("garbage", "not a chunk of an answer: <html>"),
+        ("stall", "timed out after 0.5 s with 6 tokens"),
+    ],
+)
+def test_each_failure_is_a_row_that_says_what_happened(stub, fail, said):
+    """A request that fails is a row with its reason and without a hash; the others count as if it were not there."""
+    stub.act = lambda number, text: Act(fail=fail if number == 6 else "")
+    result = run(stub, work(max_failed_share=0.2, request_timeout_s=0.5))
+    (failed,) = [row for row in result.requests if row.error]
+    assert said.lower() in failed.error.lower()
+    assert failed.output_hash is None
+    assert result.measurements[0].failed_share == pytest.approx(1 / 8)
+    assert result.measurements[0].completion_tokens == 7 * 12
+
+
+def test_too_many_failures_end_the_bench_early(stub):
+    """More failures than allowed end the bench with counts, the first different errors, and all rows."""
+    stub.act = lambda number, text: Act(fail=["500", "", "error"][number % 3])
+    error = refused(stub, work(40, max_passes=8, max_failed_share=0.05))
+    assert error.failure_class == "requests_failed"
+    assert "of 7 requests failed at concurrency 1 (at most 5.0% may): HTTP 500" in error.detail
+    assert "; the server reported an error" in error.detail
+    assert len(error.requests) == len(stub.bodies) < 20
+    assert sum(row.error is not None for row in error.requests) == 5
+
+
+def test_share_is_of_the_whole_bench_not_of_its_beginning(stub):
+    """One failure among the first requests is no reason to stop when the whole bench can carry it."""
+    stub.act = lambda number, text: Act(fail="500" if number == 0 else "")
+    result = run(stub, work(40, max_failed_share=0.02))
+    assert [row.error is not None for row in result.requests].count(True) == 1
+
+
+def test_a_dead_server_ends_the_bench_within_two_seconds(stub):
+    """The classified error of `check` comes through within 2 s, with the rows so far and those under way."""
+    stub.act = lambda number, text: Act(tokens=900, pace_s=0.01, delta=True) if number >= 8 else Act()
+    stub.dead_at = time.perf_counter() + 1.0
+    error = refused(stub, work(40, concurrency=(2,), request_timeout_s=60))
+    assert time.perf_counter() - stub.dead_at < 2.0
+    assert error.failure_class == "cuda_ima"
+    assert len(error.requests) == len(stub.bodies)
+    assert sum(row.error is None for row in error.requests) == 8
+    assert [row.completion_tokens > 0 for row in error.requests if row.error] == [True, True]
+    assert "not finished when the bench ended" in error.requests[-1].error
+
+
+def test_broken_connections_of_a_dying_server_are_blamed_on_its_death(stub):
+    """Connections break before the process is seen dead: the bench waits a moment for the real reason."""
+    stub.act = lambda number, text: Act(fail="drop" if number >= 6 else "")
+    stub.dead_at = time.perf_counter() + 0.6
+    error = refused(stub, work())
+    assert error.failure_class == "cuda_ima"
+    assert error.requests
+
+
+def test_a_refusing_server_that_lives_fails_by_its_requests(stub):
+    """Nothing listens, the process lives: the bench ends with the connection error, and soon."""
+    stub.url = "http://127.0.0.1:9"
+    began = time.perf_counter()
+    error = refused(stub, work(40, concurrency=(8,)))
+    assert error.failure_class == "requests_failed"
+    assert "Cannot connect" in error.detail
+    assert time.perf_counter() - began < 3
+
+
+def test_rows_of_earlier_concurrencies_are_not_lost(stub):
+    """A bench that fails at its second concurrency still hands back the rows of the first."""
+    stub.act = lambda number, text: Act(fail="500" if number > 12 else "")
+    error = refused(stub, work(concurrency=(1, 2)))
+    assert [row.concurrency for row in error.requests].count(1) == 12
+
+
+def test_bugs_are_not_swallowed(stub):
+    """An exception of `check` that is no BenchError comes through as it is, and nothing goes on running."""
+    stub.act = lambda number, text: Act(tokens=900, pace_s=0.01, delta=True)
+
+    class BrokenError(Exception): ...
+
+    def check() -> None:
+        raise BrokenError
+
+    stub.check = check
+    with pytest.raises(BrokenError):
+        run(stub, work())
+
+
+def test_no_prompts_is_a_mistake_of_the_spec(stub):
+    """An empty workload is refused and not measured as zero."""
+    with pytest.raises(SpecError, match="no prompts"):
+        run(stub, work(prompts=0))
+
+
+def test_server_is_checked_through_the_run(stub):
+    """`check` is called at least once a second."""
+    stub.act = lambda number, text: Act(pace_s=0.025)
+    began = time.perf_counter()
+    run(stub, work())
+    assert stub.checks >= max(2, time.perf_counter() - began)
+
+
+def test_token_count_is_not_fooled_by_the_text():
+    """A text that quotes the field does not change the count; other spacing does not hide it."""
+    text = json.dumps({"text": '"completion_tokens":99', "meta_info": {"a": 1, "completion_tokens": 7, "z": "x"}})
+    assert token_count(text.encode()) == 7
+    assert token_count(text.replace(": ", ":").encode()) == 7
+    assert token_count(b'{"text": "completion_tokens"}') is None
+    assert token_count(b'{"completion_tokens":null}') is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_events_survive_any_cut(size):
+    """Payloads come out whole and in order wherever the network cuts, and an unfinished one stays waiting."""
+    raw = b': note\r\n\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": 2}\n\ndata: [DONE]\n\ndata: {"c'
+    buffer, got = bytearray(), []
+    for start in range(0, len(raw), size):
+        got += data_lines(buffer, raw[start : start + size])
+    assert got == [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]
+    assert bytes(buffer) == b'data: {"c'

@@ -1,0 +1,87 @@
+"""A real local Ray: an actor that is killed, and nothing left behind."""
+
+import json
+import threading
+import time
+from concurrent.futures import wait
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from rigs import FAKE, Rig, job
+
+from raytune_eagle.errors import NodeError
+from raytune_eagle.model import Completed
+
+
+def descendants():
+    return {p.pid: p for p in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.ray
+def test_killed_actor_is_a_node_error_and_the_node_comes_back(tmp_path):
+    """SIGKILL of the actor during a trial: NodeError within seconds, its server gone, the node usable again."""
+    with ExitStack() as stack:
+        rig = Rig("ray", tmp_path, stack)
+        node = rig.nodes()["local-0"]
+        pending = node.submit(job(1, env={"RAYTUNE_FAKE": "never_ready"}))
+        server, owner = _await_server()
+        assert owner.name().startswith("ray::_Owner")
+        killed = time.monotonic()
+        owner.kill()
+        wait([pending], 30)
+        assert isinstance(pending.exception(timeout=0), NodeError)
+        _, alive = psutil.wait_procs([server], timeout=15)
+        assert not alive, f"its server lives on {time.monotonic() - killed:.0f} s later"
+        again = rig.nodes()[node.name]
+        assert isinstance(rig.result(again.submit(job(2))), Completed)
+
+
+def _await_server():
+    """The fake server, and the process that owns it: its guard was told whose death to watch."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        running = [
+            (p, p.info["cmdline"]) for p in psutil.process_iter(["cmdline"]) if str(FAKE) in (p.info["cmdline"] or [])
+        ]
+        guards = [words for _, words in running if any(word.endswith("guard.py") for word in words)]
+        servers = [process for process, words in running if words not in guards]
+        if guards and servers:
+            options = json.loads(next(word for word in guards[0] if word.startswith("{")))
+            return servers[0], psutil.Process(options["owner"])
+        time.sleep(0.1)
+    raise AssertionError("no server started")
+
+
+@pytest.mark.ray
+def test_local_ray_is_on_loopback_and_leaves_nothing(tmp_path):
+    """Every port of the local Ray is on loopback; after the end its processes and its folder are gone."""
+    before = set(descendants())
+    with ExitStack() as stack:
+        rig = Rig("ray", tmp_path, stack)
+        rays = [p for p in psutil.process_iter() if _in_our_ray(p)]
+        folders = {_ray_folder(p) for p in rays}
+        assert len(folders) == 1
+        listening = [
+            c.laddr.ip for p in rays if p.is_running() for c in p.net_connections("inet") if c.status == "LISTEN"
+        ]
+        assert len(listening) > 4
+        assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
+        assert len(rig.nodes()) == 2
+    _, alive = psutil.wait_procs(rays, timeout=15)
+    assert alive == []
+    assert not Path(folders.pop()).exists()
+    assert set(descendants()) <= before
+    assert threading.active_count() < 50
+
+
+def _ray_folder(process):
+    try:
+        return process.environ().get("RAY_TMPDIR", "")
+    except psutil.Error:
+        return ""
+
+
+def _in_our_ray(process):
+    return _ray_folder(process).startswith("/tmp/rte-")
