@@ -4,8 +4,8 @@
 
 1. `throughput_ratio`: ours over `sglang.bench_serving`'s, the same prompts on the same real server (concurrency 8, the
    bundled tiny pair with EAGLE-3 on the CPU), runs alternating, medians. Theirs divides all tokens by the wall clock,
-   start and tail of fewer streams included; a run of 2 N prompts minus one of N takes these out (with --quick: its
-   figure over the mean concurrency that it reports, times 8).
+   start and tail of fewer streams included; so its figure is divided by the mean concurrency that it reports, and
+   multiplied by 8.
 2. `cpu_ratio`: CPU seconds of the client per 1,000 streamed tokens at concurrency 8, ours over theirs; a run of 2 N
    tokens minus one of N, so that imports and start are left out. Both stream from a stub in SGLang's shape: the real
    server on a CPU streams too slowly for a client's cost to stand out from the noise of its imports.
@@ -85,9 +85,6 @@ def workload(count: int, tokens: int, concurrency: int = CONCURRENCY) -> Workloa
         max_passes=1,
         request_timeout_s=300,
     )
-
-
-# --- the real server and the two clients, each in a process of its own ---------------------------------------------
 
 
 @contextmanager
@@ -186,22 +183,11 @@ def throughput_ratio(runs: int, count: int, tokens: int, shim: Path) -> dict[str
     with real_server(31911, shim) as url:
         for number in range(runs):
             for name in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
-                if name == "ours":
-                    speeds[name].append(ours(url, 2 * count, tokens).full)
-                else:
-                    speeds[name].append(their_speed(url, count, tokens, shim, quick=runs == 1))
-                print(f"{name}: {speeds[name][-1]:.1f} tok/s", flush=True)
+                run = ours(url, count, tokens) if name == "ours" else theirs(url, count, tokens, shim)
+                speeds[name].append(run.full)
+                print(f"{name}: {run.full:.1f} tok/s", flush=True)
     middle = {name: statistics.median(values) for name, values in speeds.items()}
     return {"throughput_ratio": middle["ours"] / middle["theirs"]}
-
-
-def their_speed(url: str, count: int, tokens: int, shim: Path, *, quick: bool) -> float:
-    """Tokens per second of `sglang.bench_serving`, without start and tail."""
-    long = theirs(url, 2 * count, tokens, shim)
-    if quick:
-        return long.full
-    short = theirs(url, count, tokens, shim)
-    return (long.tokens - short.tokens) / (long.seconds - short.seconds)
 
 
 def cpu_ratio(runs: int, count: int, tokens: int, shim: Path) -> dict[str, float]:
@@ -216,9 +202,6 @@ def cpu_ratio(runs: int, count: int, tokens: int, shim: Path) -> dict[str, float
             print(f"{name}: {costs[name][-1]:.4f} CPU s per 1,000 tokens", flush=True)
     middle = {name: statistics.median(values) for name, values in costs.items()}
     return {"cpu_ratio": middle["ours"] / middle["theirs"], **{f"cpu_s_{name}": cost for name, cost in middle.items()}}
-
-
-# --- the counting stub ---------------------------------------------------------------------------------------------
 
 
 class Counter:
@@ -305,12 +288,11 @@ def main() -> None:
     parser.add_argument("--child", nargs=3, metavar=("URL", "COUNT", "TOKENS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        url, count, tokens = args.child
-        child(url, int(count), int(tokens))
+        child(args.child[0], *map(int, args.child[1:]))
         return
-    figures = stub_ratio(4 if args.quick else 24)
-    figures |= cpu_ratio(1, 120, 96, args.shim) if args.quick else cpu_ratio(5, 200, 96, args.shim)
-    figures |= throughput_ratio(1, 16, 32, args.shim) if args.quick else throughput_ratio(5, 64, 48, args.shim)
+    figures = stub_ratio(3 if args.quick else 24)
+    figures |= cpu_ratio(1, 100, 96, args.shim) if args.quick else cpu_ratio(5, 200, 96, args.shim)
+    figures |= throughput_ratio(1, 24, 24, args.shim) if args.quick else throughput_ratio(5, 128, 48, args.shim)
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
 
 

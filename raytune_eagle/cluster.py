@@ -121,7 +121,7 @@ def _local_ray(spec: Spec, nodes: int) -> Iterator[tuple[str, Path]]:
     argv = [sys.executable, "-m", local_ray.__name__, str(nodes), str(ready), str(spec.node.gpus)]
     env = {**os.environ, **local_ray.ENVIRONMENT, "RAY_TMPDIR": str(folder)}
     try:
-        with log_path.open("wb") as log, Guarded(argv, env=env, stdout=log, grace_s=3.0, remove=[folder]) as guarded:
+        with log_path.open("wb") as log, Guarded(argv, env=env, stdout=log, grace_s=1.0, remove=[folder]) as guarded:
             yield _await_address(guarded, ready, log_path), folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # the guard has done it already, unless it was killed

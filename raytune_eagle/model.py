@@ -146,7 +146,7 @@ class Request(Value):
     """One request as the client saw it.
 
     Attributes:
-        repeat: the pass, from 0; the warm-up is -1.
+        repeat: the pass, from 0; -1 is the warm-up and -2 what kept the last streams company, which no figure counts.
         started_s: when it was sent, after the first request of its concurrency.
         ttft_s: to the first token; None when none came.
         verify_rounds: verify rounds of this request; None without speculation.

@@ -237,6 +237,21 @@ def test_stop_after_a_killed_guard_sweeps_and_removes(tmp_path):
     assert not folder.exists()
 
 
+def test_command_that_kills_its_whole_group_spares_the_guard(tmp_path):
+    """Ray's reaper ends with SIGKILL to its process group: the guard is not in it, and clears up by itself."""
+    folder = tmp_path / "remove"
+    folder.mkdir()
+    one = Guarded([sys.executable, "-S", "-c", SLEEP], remove=[folder]).start()
+    group = os.getpgid(one.pid)
+    assert group != os.getpgid(one.guard_pid)
+    os.killpg(group, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < deadline:  # nobody but the guard removes it: `stop` comes later
+        time.sleep(0.02)
+    assert not folder.exists()
+    one.stop()
+
+
 def test_command_that_cannot_be_executed_is_an_error():
     """No silent start: the errno comes back through the guard."""
     with pytest.raises(FileNotFoundError, match="/no/such/program"):

@@ -140,6 +140,7 @@ class Guard:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != guard:
                 os._exit(1)
+            os.setpgid(0, 0)  # what signals its whole group, as Ray's reaper does with SIGKILL, must not hit the guard
             if self.cores:
                 os.sched_setaffinity(0, self.cores)
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these; the command should not
