@@ -86,9 +86,11 @@ def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) ->
 def _run(space: Space, workload: Workload, results: str, where: str, nodes: int) -> list[TrialRecord]:
     # Ray and Optuna take seconds to import, which no other command need wait for.
     from raytune_eagle.cluster import LOCAL, check_local, open_fleet  # noqa: PLC0415
+    from raytune_eagle.doctor import refuse, refuse_results  # noqa: PLC0415
     from raytune_eagle.study import Study  # noqa: PLC0415
 
     spec, console = space.spec, Console(stderr=True)
+    refuse_results(results)
     store = ParquetStore(results)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
@@ -99,6 +101,7 @@ def _run(space: Space, workload: Workload, results: str, where: str, nodes: int)
             return study.records
         if where == LOCAL:
             check_local(spec, nodes)
+            refuse(spec, workload)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
         study.run(fleet)
@@ -133,6 +136,22 @@ def plan(spec_file: str, show: int) -> None:
     space, _ = _space_and_workload(specfile.load(spec_file))
     for line in shown.plan(space, show):
         click.echo(line)
+
+
+@main.command()
+@click.argument("spec_file", metavar="SPEC.yaml")
+@click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
+@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
+@_results
+def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
+    """Look for what would make SPEC.yaml fail, on every node, without a launch; exit 1 if anything would."""
+    from raytune_eagle.doctor import examine  # noqa: PLC0415 - as in _run
+
+    space, workload = _space_and_workload(specfile.load(spec_file))
+    found = examine(space.spec, workload, results, where, nodes)
+    shown.findings(found, Console())
+    if any(finding.level == "problem" for findings in found.values() for finding in findings):
+        sys.exit(_FAILED)
 
 
 @main.command()

@@ -60,7 +60,7 @@ def _join(
     nodes_ray = importlib.import_module("raytune_eagle.nodes.ray")  # after the environment: Ray reads it once
     shares = folder is not None and not spec.node.gpus and len(engines) > 1
     turns = FileTurns(str(folder)) if shares else FreeForAll()
-    make = partial(make_engine, engines, _settings(spec))
+    make = partial(make_engine, engines, node_settings(spec))
     try:
         fleet: Fleet = nodes_ray.RayFleet(address, make, spec.node.gpus, on_event, turns)
     except ConnectionError as exc:
@@ -77,7 +77,8 @@ def make_engine(engines: dict[str, Settings], otherwise: Settings, name: str) ->
     return SglangEngine(settings)
 
 
-def _settings(spec: Spec) -> Settings:
+def node_settings(spec: Spec) -> Settings:
+    """How a node of this study launches, unless it shares its machine."""
     return Settings(
         work_dir=Path(tempfile.gettempdir()) / f"raytune-eagle-{os.getuid()}",
         python=spec.engine.python,
@@ -92,7 +93,7 @@ def _local_engines(spec: Spec, nodes: int, folder: Path) -> dict[str, Settings]:
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // nodes
     slices = [tuple(cores[i * share : (i + 1) * share]) if nodes > 1 else None for i in range(nodes)]
-    base = replace(_settings(spec), work_dir=folder / "logs")
+    base = replace(node_settings(spec), work_dir=folder / "logs")
     return {local_ray.node_name(i): replace(base, cores=slices[i]) for i in range(nodes)}
 
 

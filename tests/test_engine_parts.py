@@ -141,7 +141,7 @@ def nvml(monkeypatch, **changes):
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetIndex=lambda handle: handle,
         nvmlDeviceGetUUID=lambda handle: f"GPU-{'abc'[handle]}",
-        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=3 << 30),
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=3 << 30, total=8 << 30),
         nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=100 + handle, usedGpuMemory=2 << 30)],
     )
     vars(found).update(changes)
@@ -152,7 +152,7 @@ def test_nvml_looks_at_our_gpus_only(monkeypatch):
     """CUDA_VISIBLE_DEVICES chooses, memory is in MiB, and too few GPUs or a broken driver are the machine's fault."""
     nvml(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,0")
-    assert Nvml(2).look() == [Gpu(2, 3072, {102: 2048}), Gpu(0, 3072, {100: 2048})]
+    assert Nvml(2).look() == [Gpu(2, 3072, {102: 2048}, 8192), Gpu(0, 3072, {100: 2048}, 8192)]
     with pytest.raises(NodeError, match="3 GPUs asked for, 2 visible"):
         Nvml(3).look()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

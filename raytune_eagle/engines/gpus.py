@@ -19,11 +19,12 @@ RELEASE_S = 60.0
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU at one moment: memory in use, and by which processes (pid to MiB)."""
+    """One GPU at one moment: memory in use, and by which processes (pid to MiB); 0 in all where nobody asked."""
 
     index: int
     used_mib: int
     processes: dict[int, int]
+    total_mib: int = 0
 
 
 class Gpus(Protocol):
@@ -61,8 +62,8 @@ class Nvml:
             process.pid: (process.usedGpuMemory or 0) // MIB  # None inside containers that hide it
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         }
-        used = nvml.nvmlDeviceGetMemoryInfo(handle).used // MIB
-        return Gpu(nvml.nvmlDeviceGetIndex(handle), used, processes)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return Gpu(nvml.nvmlDeviceGetIndex(handle), memory.used // MIB, processes, memory.total // MIB)
 
 
 def visible_indices(visible: str, uuids: list[str]) -> list[int]:

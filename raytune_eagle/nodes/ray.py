@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytune_eagle.errors import NodeError, RaytuneEagleError
@@ -203,7 +203,7 @@ class RayFleet:
             self._nodes.pop(node_id).close()
         for node_id, node in present.items():
             if node_id not in self._nodes and node["Resources"].get("GPU", 0) >= self._gpus:
-                name = node.get("Labels", {}).get(NAME_LABEL) or node["NodeManagerHostname"]
+                name = _name(node)
                 self._nodes[node_id] = RayNode(name, self._own(node_id, name), self._on_event)
 
     def _own(self, node_id: str, name: str) -> Any:
@@ -217,3 +217,54 @@ class RayFleet:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
         }
         return ray.remote(_Owner).options(**options).remote(name, self._make_engine, self._turns)
+
+
+def ask_every_node(address: str, question: Callable[[], Any], timeout_s: float) -> dict[str, Any]:
+    """Call `question` on every node with the resource ``eagle_node``, also on those that a study owns.
+
+    Returns:
+        Each node's answer, or, as text, why there is none, by the node's name.
+
+    Raises:
+        NodeError: there is no cluster at `address`.
+    """
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except ConnectionError as exc:
+        raise NodeError(f"no Ray cluster at {address}: {exc}") from exc
+    try:
+        listed: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        present = [node for node in listed if node["Alive"] and node["Resources"].get(RESOURCE)]
+        asked = {_name(node): _on_node(question, node["NodeID"]) for node in present}
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s) if asked else None
+        return {name: _answer_of(reference) for name, reference in asked.items()}
+    finally:
+        ray.shutdown()
+
+
+def _on_node(question: Callable[[], Any], node_id: str) -> Any:
+    """Start it there, with no claim on CPUs or GPUs, and with the GPUs that the node has to be seen."""
+    options = {
+        "num_cpus": 0,
+        "max_retries": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+        "runtime_env": {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}},
+    }
+
+    def call() -> Any:
+        return question()
+
+    return ray.remote(call).options(**options).remote()
+
+
+def _answer_of(reference: Any) -> Any:
+    try:
+        return ray.get(reference, timeout=0)
+    except GetTimeoutError:
+        return "it did not answer in time"
+    except RayError as exc:
+        return f"it did not answer: {str(exc).strip().splitlines()[-1]}"
+
+
+def _name(node: dict[str, Any]) -> str:
+    return str(node.get("Labels", {}).get(NAME_LABEL) or node["NodeManagerHostname"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from raytune_eagle.findings import Finding
 from raytune_eagle.model import Event, TrialRecord
 from raytune_eagle.report.best import Row, label, leaderboard, verdict, winner
 from raytune_eagle.space import GroupSize, Space
@@ -142,4 +144,31 @@ def node_table(events: Sequence[Event]) -> Table:
         since = time.strftime("%F %T", time.localtime(event.at))
         state = "idle" if over else _STATES[event.name]
         table.add_row(escape(node or ""), state, since, str(event.number), escape(event.detail))
+    return table
+
+
+_COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def findings(by_node: Mapping[str, Sequence[Finding]], console: Console) -> None:
+    """A table on a terminal, else one tab-separated line each; then one line that counts."""
+    flat = [(node or "here", finding) for node, findings_ in by_node.items() for finding in findings_]
+    if console.is_terminal:
+        console.print(_findings_table(flat))
+    else:
+        for node, each in flat:
+            console.file.write(f"{node}\t{each.level}\t{each.subject}\t{each.detail}\n")
+    counts = Counter(each.level for _, each in flat)
+    verdict_ = "this study would fail" if counts["problem"] else "nothing found that would make this study fail"
+    summary_ = f"{verdict_}: {counts['problem']} problem(s), {counts['warning']} warning(s), {counts['ok']} ok"
+    Console(stderr=True).print(summary_, highlight=False, soft_wrap=True)
+
+
+def _findings_table(flat: Sequence[tuple[str, Finding]]) -> Table:
+    table = Table()
+    for name in ("node", "", "what", "found"):
+        table.add_column(name, overflow="fold")
+    for node, each in flat:
+        level = f"[{_COLOURS[each.level]}]{each.level}[/]"
+        table.add_row(escape(node), level, escape(each.subject), escape(each.detail))
     return table
