@@ -107,7 +107,7 @@ def test_target_with_too_few_layers(tmp_path, python):
     """A target too shallow for the layers that SGLang would capture is refused, with what to write."""
     target = make_target(tmp_path / "target", num_hidden_layers=6)
     told = refused(tmp_path, python, model=target, draft=make_draft(tmp_path / "draft", eagle_config=None))
-    assert "needs a target of 8 layers; this one has 6: write eagle_config.eagle_aux_hidden_state_layer_ids" in told
+    assert "needs a target of 7 layers; this one has 6: write eagle_config.eagle_aux_hidden_state_layer_ids" in told
 
 
 def test_missing_shard(tmp_path, python):

@@ -68,7 +68,7 @@ def test_draft_that_fits(target, tmp_path):
         (capturing(1, 29, 29), {}, "problem", "the same one twice"),
         (capturing(1, 29, 60), {}, "problem", "the target has 61 layers"),
         (capturing(1, 29, 59), {}, None, ""),
-        (capturing(-1, 29, 57), {}, "warning", "-1 means the embedding"),
+        (capturing(-1, 29, 57), {}, "problem", "LlamaForCausalLM does not give it"),
         ({"eagle_config": None}, {}, "warning", "no captured layers named: SGLang takes [2, 30, 58]"),
         ({}, {"d2t": [31999]}, "problem", "d2t maps 31999 tokens, draft_vocab_size is 32000"),
         ({}, {"t2d": [151936]}, "problem", "t2d covers 151936 tokens, the target has 129280"),
@@ -105,7 +105,15 @@ def test_too_few_layers_for_the_default(tmp_path, layers):
     target = make_target(tmp_path / "t", num_hidden_layers=layers)
     lines = told(check_draft(str(make_draft(tmp_path / "d", eagle_config=None)), str(target)))
     assert len(lines) == 1
-    assert f"needs a target of 8 layers; this one has {layers}: write eagle_config" in lines[0]
+    assert f"needs a target of 7 layers; this one has {layers}: write eagle_config" in lines[0]
+
+
+def test_seven_layers_are_enough(tmp_path):
+    """Seven layers give three captured ones, [2, 3, 4]; SGLang 0.5.20 serves such a pair, so it is not refused."""
+    target = make_target(tmp_path / "t", num_hidden_layers=7)
+    findings = check_draft(str(make_draft(tmp_path / "d", eagle_config=None)), str(target))
+    assert told(findings) == []
+    assert "SGLang takes [2, 3, 4]" in told(findings, "warning")[0]
 
 
 def test_deepseek_like_targets_count_layers_otherwise(tmp_path):
@@ -134,6 +142,14 @@ def test_public_drafts_are_read_right(tmp_path, path):
     assert f"fc takes {3 * width} inputs, but 3 captured layers of a target 5120 wide give 15360" in "".join(
         told(check_draft(str(draft), str(other)))
     )
+
+
+def test_embedding_as_a_captured_layer(tmp_path):
+    """Layer -1 is a warning where it is not known that the target fails on it."""
+    target = make_target(tmp_path / "t", architectures=["Qwen3MoeForCausalLM"])
+    findings = check_draft(str(make_draft(tmp_path / "d", **capturing(-1, 29, 57))), str(target))
+    assert told(findings) == []
+    assert "-1 asks for the embedding, and not every target gives it" in told(findings, "warning")[0]
 
 
 def test_nested_text_config(tmp_path):
