@@ -10,8 +10,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from raytune_eagle.checkpoints import DRAFT, Demand, check_draft, check_target
+from raytune_eagle.checkpoints import DRAFT, check_draft, check_target
 from raytune_eagle.cluster import LOCAL, check_local, node_settings
+from raytune_eagle.drafts import Demand
 from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.flags import Flags, ask, cached, mistakes
 from raytune_eagle.engines.gpus import Nvml

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from made_checkpoints import SHAPES, make_draft, make_target, write_weights
 
-from raytune_eagle.checkpoints import Demand, check_draft, check_target, is_hub_id
+from raytune_eagle.checkpoints import check_draft, check_target, is_hub_id
+from raytune_eagle.drafts import Demand
 from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.weights import Checkpoint, UnreadableError, read_header
 
@@ -56,7 +57,9 @@ def test_draft_that_fits(target, tmp_path):
     [
         ({}, {"fc.weight": [7168, 12288]}, "problem",
          "fc takes 12288 inputs, but 3 captured layers of a target 7168 wide give 21504: name a draft that was"),
-        ({"num_aux_hidden_states": 4}, {"fc.weight": [7168, 28672]}, None, ""),
+        ({"num_aux_hidden_states": 4, **capturing(1, 20, 40, 57)}, {"fc.weight": [7168, 28672]}, None, ""),
+        ({"num_aux_hidden_states": 4}, {"fc.weight": [7168, 28672]}, "problem",
+         "num_aux_hidden_states is 4, but 3 layers are captured"),
         (capturing(1, 20, 30, 50, 57), {"fc.weight": [7168, 35840]}, None, ""),
         ({"hidden_size": 2048, "target_hidden_size": 7168}, {"fc.weight": [2048, 21504]}, None, ""),
         ({"hidden_size": 2048}, {"fc.weight": None}, "problem", "made for a target 2048 wide, this one is 7168 wide"),
