@@ -162,6 +162,11 @@ RULES = (
         "(the log's advice to lower mem-fraction-static does not help)",
     ),
     Rule(
+        "tree_too_shallow",
+        r"in _compact_accept_to_front\n(?:.*\n){1,3}RuntimeError: The expanded size of the tensor",
+        "with topk above 1 num_draft_tokens must be num_steps + 1 or more",
+    ),
+    Rule(
         "oom_weights", OOM, "the weights do not fit: more GPUs (tp-size) or a smaller quantization", stages=("weights",)
     ),
     Rule(
