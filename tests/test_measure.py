@@ -253,7 +253,7 @@ def test_counted_requests_see_a_full_server(stub):
 
 def test_a_slow_last_prompt_does_not_lower_throughput(stub):
     """Streams of one speed give `concurrency` times that speed, though one prompt is ten times as long as others."""
-    stub.act = lambda number, text: Act(tokens=300 if text == "prompt 3" else 30, pace_s=0.005)
+    stub.act = lambda number, text: Act(tokens=100 if text == "prompt 3" else 10, pace_s=0.02)
     (figures,) = run(stub, work(8, concurrency=(8,))).measurements
     per_token = figures.itl_p50_ms / 1000
     assert figures.output_throughput == pytest.approx(8 / per_token, rel=0.25)
