@@ -29,6 +29,7 @@ from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore, check_study_name
 from raytune_eagle.workload import load_prompts
 
+_FILE_WIDTH = 120
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 _results = click.option("--results", default="results", show_default=True, help="Folder or pyarrow.fs URI of records.")
 _CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
@@ -76,7 +77,7 @@ def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) ->
     _end_on_signals()
     space, workload = _space_and_workload(_changed(specfile.load(spec_file), changes))
     records = _run(space, workload, results, where, nodes)
-    spec, console = space.spec, Console()
+    spec, console = space.spec, _stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
     if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
@@ -182,7 +183,7 @@ def best(study: str, results: str, concurrency: int | None, form: str | None) ->
     if concurrency is not None and concurrency not in measured:
         raise SpecError(f"--concurrency {concurrency}: study {study!r} measured {', '.join(map(str, measured))}")
     if form is None:
-        shown.summary(records, [concurrency] if concurrency else measured, Console())
+        shown.summary(records, [concurrency] if concurrency else measured, _stdout())
         return
     chosen = winner(records, concurrency or measured[0]) if measured else None
     if chosen is None:
@@ -211,7 +212,12 @@ def nodes(study: str | None, results: str) -> None:
     events: list[Event] = max(by_study.values(), key=lambda found: found[-1].at if found else 0.0, default=[])
     if not events:
         raise SpecError(f"no events under {results}: run a study first")
-    Console().print(shown.node_table(events))
+    _stdout().print(shown.node_table(events))
+
+
+def _stdout() -> Console:
+    """As wide as the terminal; a file or pipe takes tables that need not be broken."""
+    return Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
 
 
 def _end_on_signals() -> None:

@@ -162,6 +162,11 @@ RULES = (
         "(the log's advice to lower mem-fraction-static does not help)",
     ),
     Rule(
+        "tree_too_shallow",
+        r"in _compact_accept_to_front\n(?:.*\n){1,3}RuntimeError: The expanded size of the tensor",
+        "with topk above 1 num_draft_tokens must be num_steps + 1 or more",
+    ),
+    Rule(
         "oom_weights", OOM, "the weights do not fit: more GPUs (tp-size) or a smaller quantization", stages=("weights",)
     ),
     Rule(
@@ -215,7 +220,7 @@ RULES = (
     ),
     Rule(
         "bad_argument",
-        rf"{IN_ARGUMENTS}(?:.*\n)*?{CONFIG_ERROR}\b.*",
+        rf"{IN_ARGUMENTS}(?:.*\n)*?{CONFIG_ERROR}\b(?!: No accelerator).*",
         "the server refuses this combination of arguments",
         stages=("arguments",),
     ),
@@ -250,13 +255,15 @@ RULES = (
     Rule(
         "gpu_lost",
         r"[Uu]ncorrectable (?:ECC|NVLink)|fallen off the bus|no CUDA-capable device|CUDA_ERROR_SYSTEM_NOT_READY"
-        r"|system not yet initialized|Found no NVIDIA driver|library version mismatch|unspecified launch failure",
+        r"|system not yet initialized|Found no NVIDIA driver|library version mismatch|unspecified launch failure"
+        r"|No accelerator \(CUDA",
         "a GPU or its driver failed",
         "machine",
     ),
     Rule("disk_full", r"No space left on device", "a disk is full", "machine"),
 )
 
+UNBOUND = "error while attempting to bind on address"
 KILLED = re.compile(r"(?:crashed with exit code|exit code:) -9\b")
 EXCEPTION = re.compile(r"^(?:\[[^]]*\] )?(\w[\w.]*(?:Error|Exception)\b.*)", re.MULTILINE)
 SECRET_WORDS = re.compile(r"((?:admin_)?api_key'?[=:]\s*)'[^']*'")
@@ -287,6 +294,11 @@ def classify(text: str, exit_code: int | None) -> Failure:
     last = said[-1] if said else next(iter(reversed([line for line in lines(text) if line.strip()])), "an empty log")
     how = "" if exit_code is None else f" with {exit_code}"
     return Failure("unknown", reached, f"the server ended{how} during {reached}: {last[:300]}", line=last)
+
+
+def hangs(text: str) -> bool:
+    """Whether the server said that it gave up although its processes live on, busy: a bind that failed (0.5.16)."""
+    return UNBOUND in text
 
 
 def tail(text: str, count: int = 40) -> str:

@@ -89,6 +89,22 @@ def tree_holds_draft_tokens(config: Config) -> str | None:
     )
 
 
+def tree_holds_longest_path(config: Config) -> str | None:
+    """With eagle_topk above 1 an accepted path of num_steps + 1 tokens must fit into num_draft_tokens.
+
+    ``_compact_accept_to_front`` (eagle_worker_common.py, 0.5.16-0.5.23; 0.5.12 has no such step) writes num_steps + 1
+    places into a block of num_draft_tokens: fewer end the scheduler at its first verify with "The expanded size of the
+    tensor (7) must match the existing size (9)", whatever was accepted (seen with 0.5.20 at 8/4/7).
+    """
+    spec = config.speculative
+    if spec is None or spec.eagle_topk == 1 or spec.num_draft_tokens > spec.num_steps:
+        return None
+    return (
+        f"num_draft_tokens {spec.num_draft_tokens}: with eagle_topk above 1 SGLang needs num_steps + 1 = "
+        f"{spec.num_steps + 1} or more"
+    )
+
+
 def draft_is_given(config: Config) -> str | None:
     """EAGLE3 without a draft path loads the target as its draft and crashes (sglang issue 36528)."""
     if config.speculative is not None and not config.speculative.draft.strip():
@@ -135,7 +151,11 @@ _REWRITES: tuple[tuple[Verdict, Callable[[Config], tuple[Config, str] | None]], 
     ("no effect", buffsize_is_for_simple),
     ("no effect", nthreads_is_not_for_ll128),
 )
-_REFUSALS: tuple[Callable[[Config], str | None], ...] = (draft_is_given, tree_holds_draft_tokens)
+_REFUSALS: tuple[Callable[[Config], str | None], ...] = (
+    draft_is_given,
+    tree_holds_draft_tokens,
+    tree_holds_longest_path,
+)
 
 
 def judge(config: Config) -> Judgement:

@@ -20,7 +20,8 @@ from raytune_eagle.outcomes import objective_value, violation
 from raytune_eagle.space import Params, Space
 from raytune_eagle.spec import Spec
 
-_MOST_ASKS = 1000
+_MOST_ASKS = 200
+"""Asks for one proposal, before the unseen points are enumerated: each stays in the study and slows the next."""
 _VIOLATION = "violation"
 
 
@@ -88,7 +89,9 @@ class Search:
             settled = self._space.settle(self._space.suggest(trial))
             if settled is not None and (key := rules.key(settled[0])) not in self._seen:
                 return Proposal(settled[0], key, settled[1], trial)
-            self._study.tell(trial, state=TrialState.FAIL)  # costs nothing; no sampler learns from FAIL
+            # No launch is spent on it. TPE learns from PRUNED that there is nothing to gain here, and asks 65 times
+            # for 40 launches of a small space; with FAIL, which it ignores, it asked 2,355 times.
+            self._study.tell(trial, state=TrialState.PRUNED)
         return self._first_unseen(self._space.points(self._settings.seed))
 
     def _first_unseen(self, points: Iterator[Params]) -> Proposal | None:

@@ -17,10 +17,11 @@ def run_trial(engine: Engine, job: Job, progress: Progress, turns: Turns) -> Com
     Raises:
         NodeError: the machine failed; its `outcome` holds what the trial had come to, if it was judged before.
     """
-    began = time.monotonic()
     serving = engine.serve(job, progress)
+    began = time.monotonic()
     try:
         with turns.busy():
+            began = time.monotonic()  # a neighbour's turn is not this launch
             server = serving.__enter__()
     except LaunchError as exc:
         return _failed(exc, ServerFacts(), Phases(launch_s=time.monotonic() - began))
@@ -28,9 +29,8 @@ def run_trial(engine: Engine, job: Job, progress: Progress, turns: Turns) -> Com
     try:
         outcome = _measure(server, job, progress, turns)
     finally:
-        began = time.monotonic()
-        _put_away(serving, turns, outcome)
-    return _with_teardown(outcome, time.monotonic() - began)
+        seconds = _put_away(serving, turns, outcome)
+    return _with_teardown(outcome, seconds)
 
 
 def _measure(server: Server, job: Job, progress: Progress, turns: Turns) -> Completed | Failed:
@@ -50,11 +50,13 @@ def _measure(server: Server, job: Job, progress: Progress, turns: Turns) -> Comp
     )
 
 
-def _put_away(serving: AbstractContextManager[Server], turns: Turns, outcome: Completed | Failed | None) -> None:
-    """Stop the server; should the machine fail at that, the outcome travels on with the error."""
+def _put_away(serving: AbstractContextManager[Server], turns: Turns, outcome: Completed | Failed | None) -> float:
+    """Stop the server and say how long it took; should the machine fail at that, the outcome goes with the error."""
     try:
         with turns.busy():
+            began = time.monotonic()
             serving.__exit__(None, None, None)
+            return time.monotonic() - began
     except NodeError as exc:
         raise NodeError(str(exc), exc.outcome or outcome) from exc
 

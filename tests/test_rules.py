@@ -34,6 +34,14 @@ def test_tree_edge(steps, topk):
     assert f"holds {most} at most" in refused.reasons
 
 
+@pytest.mark.parametrize(("steps", "topk", "tokens", "fits"), [(8, 4, 7, False), (8, 4, 8, False), (8, 4, 9, True)])
+def test_tree_must_hold_its_longest_path(steps, topk, tokens, fits):
+    """8/4/7 starts, answers /health and dies at its first verify; num_steps + 1 tokens are the least."""
+    judgement = rules.judge(config(steps, topk, tokens))
+    assert (judgement.canonical is not None) == fits
+    assert fits or "num_steps + 1 = 9 or more" in judgement.reasons
+
+
 def test_chain_is_named_by_what_sglang_runs():
     """Topk 1 with 8 draft tokens is really steps + 1 tokens, so both spellings are one point."""
     asked, real = config(3, 1, 8), config(3, 1, 4)

@@ -71,8 +71,8 @@ def test_points_are_distinct_valid_and_canonical():
 
 
 def test_size_counted_by_hand():
-    """2 drafts × (3 chains + topk 2: steps 1 holds 2..3, steps 2 and 3 hold 2..6) × (Simple × 2 buffers + LL) × 4."""
-    assert space(SMALL).size == 2 * (3 + 2 + 5 + 5) * 3 * 4
+    """2 drafts × (3 chains + topk 2: steps 1 take 2..3 tokens, 2 take 3..6, 3 take 4..6) × (Simple × 2 + LL) × 4."""
+    assert space(SMALL).size == 2 * (3 + 2 + 4 + 3) * 3 * 4
 
 
 def test_seeded_order_is_a_permutation():

@@ -10,6 +10,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from raytune_eagle import __version__
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model import NodeFacts
@@ -26,7 +27,6 @@ PACKAGES = (
     "nvidia-nccl-cu13",
     "ray",
     "optuna",
-    "raytune-eagle",
 )
 _ASK_S = 60.0
 # Asks package metadata only: importing SGLang would take seconds and touch the GPUs.
@@ -66,8 +66,8 @@ def _versions(settings: Settings) -> dict[str, str]:
         raise SpecError(f"engine.python: {settings.interpreter} cannot be run: {str(why).strip()[-200:]}") from exc
     found: dict[str, str] = json.loads(done.stdout)
     if settings.interpreter != sys.executable:  # the driver's own packages count as well
-        found |= {name: metadata.version(name) for name in ("ray", "optuna", "raytune-eagle")}
-    return found
+        found |= {name: metadata.version(name) for name in ("ray", "optuna")}
+    return found | {"raytune-eagle": __version__}  # by itself: it may run from a folder, without metadata
 
 
 def _gpus(count: int) -> tuple[str, dict[str, str]]:

@@ -104,9 +104,12 @@ def require_free(gpus: Gpus) -> list[Gpu]:
     before = gpus.look()
     for gpu in before:
         if busy := {pid: used for pid, used in gpu.processes.items() if used > SLACK_MIB}:
-            holders = ", ".join(f"pid {pid} ({used} MiB)" for pid, used in busy.items())
-            raise NodeError(f"GPU {gpu.index} is in use by {holders}")
+            raise NodeError(f"GPU {gpu.index} is in use by {_holders(busy)}")
     return before
+
+
+def _holders(processes: dict[int, int]) -> str:
+    return ", ".join(f"pid {pid} ({used} MiB)" for pid, used in processes.items())
 
 
 def await_release(
@@ -127,5 +130,7 @@ def _held(now: list[Gpu], was: dict[int, int], ours: set[int]) -> str:
     for gpu in now:
         mine = sorted(ours & gpu.processes.keys())
         if mine or gpu.used_mib > was[gpu.index] + SLACK_MIB:
-            parts.append(f"GPU {gpu.index}: {gpu.used_mib} MiB, {was[gpu.index]} before, ours: {mine}")
+            others = {pid: mib for pid, mib in gpu.processes.items() if pid not in ours and mib > SLACK_MIB}
+            theirs = f", others: {_holders(others)}" if others else ""
+            parts.append(f"GPU {gpu.index}: {gpu.used_mib} MiB, {was[gpu.index]} before, ours: {mine}{theirs}")
     return "; ".join(parts)

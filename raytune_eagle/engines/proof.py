@@ -75,7 +75,14 @@ class Proof(Thread):
 
     def _step(self) -> bool:
         """Once through; False while the server is not that far."""
-        up = self._up()
+        try:
+            up = self._up()
+        except ConnectionRefusedError:  # nobody listens
+            raise
+        except HTTP_ERRORS:  # somebody does, but may never answer
+            if self._foreign():
+                return True
+            raise
         if self._foreign():
             return True
         self.answer.answered_at = self.answer.answered_at or time.monotonic()

@@ -26,6 +26,8 @@ GRACE_S = 1.0
 """SGLang drains for 5-8 s on SIGTERM; there is nothing to drain, and the kernel frees the GPUs of the killed too."""
 SETTLE_S = 0.3
 """For the last words of a dead process to reach the log."""
+LAST_WORDS_S = 1.5
+"""At most, where the log does not say yet: the launcher looks at its children once a second."""
 CPU_LAUNCHER = "raytune_eagle.engines.cpu"
 PATIENCE = 2
 """Starts per trial: a failure that may pass is given one more."""
@@ -78,6 +80,8 @@ class Start:
             for name, detail in events:
                 self.progress(name, detail)
             self._end_if_hopeless()
+            if grew and logs.hangs(self.log_text()):
+                self._end_hanging("stalled", "the server gave up, but does not end")
             if stall.over(self.processes.cpu_s(), grew=grew):
                 self._end_hanging("stalled", f"no log line and no CPU work for {settings.start_stall_s:g} s")
             if time.monotonic() - self.started_at > settings.start_timeout_s:
@@ -100,8 +104,13 @@ class Start:
 
     def fail(self, dead: str, error: type[TrialError]) -> NoReturn:
         """Raise the failure that the log tells of."""
-        time.sleep(SETTLE_S)
-        failure = logs.classify(self.log_text(), self.guarded.poll())
+        deadline = time.monotonic() + LAST_WORDS_S
+        while True:
+            time.sleep(SETTLE_S)
+            code = self.guarded.poll()
+            failure = logs.classify(self.log_text(), code)
+            if failure.name != "unknown" or code is not None or time.monotonic() > deadline:
+                break
         self._raise(replace(failure, detail=f"{failure.detail} ({dead})"), error)
 
     def _raise(self, failure: logs.Failure, error: type[TrialError]) -> NoReturn:

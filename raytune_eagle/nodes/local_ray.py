@@ -18,6 +18,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # its default of 15 goes on to the server and to the client that times it
 }
 """Set before Ray is imported, here and in the driver."""
 

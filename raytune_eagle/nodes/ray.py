@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytune_eagle.errors import NodeError, RaytuneEagleError
@@ -77,7 +77,11 @@ class RayNode:
         self._listening: Any = None
 
     def ready(self) -> bool:
-        """Whether the actor is up and has described its machine; raises nothing, a dead one is not `alive`."""
+        """Whether the actor is up and has described its machine; a dead one is not `alive`.
+
+        Raises:
+            SpecError: what the spec says cannot work on that machine (no such interpreter, say).
+        """
         if self._describing is not None and ray.wait([self._describing], timeout=0)[0]:
             with self._noting_death():
                 self.facts = ray.get(self._describing)
@@ -134,7 +138,9 @@ class _NotingDeath:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> bool:
+        if isinstance(error, RayTaskError) and not isinstance(error.cause, NodeError):
+            raise error.cause  # a mistake in the spec, or a bug: it would come again with the next actor
         if kind is not None and issubclass(kind, RayError):
             self._node.alive = False
             return True

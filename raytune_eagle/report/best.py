@@ -142,11 +142,12 @@ def winner(records: Iterable[TrialRecord], concurrency: int) -> Row | None:
 
 
 def label(config: Config) -> str:
-    """Short name: algorithm and steps / topk / draft tokens."""
+    """Short name: algorithm and steps / topk / draft tokens, and the flags of this configuration alone."""
     chosen = config.speculative
+    flags = [f"{name}={value}" for name, value in config.tuned_args.items() if value not in (None, False)]
     if chosen is None:
-        return "plain decoding"
-    return f"{chosen.ALGORITHM} {chosen.num_steps}/{chosen.eagle_topk}/{chosen.num_draft_tokens}"
+        return " ".join(["plain decoding", *flags])
+    return " ".join([f"{chosen.ALGORITHM} {chosen.num_steps}/{chosen.eagle_topk}/{chosen.num_draft_tokens}", *flags])
 
 
 def ratio(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrency: int) -> Interval:

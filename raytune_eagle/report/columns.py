@@ -27,7 +27,7 @@ files being written. Nothing of this project is needed to read the rest:
 pandas.read_parquet("results/study=NAME/trials")
 duckdb.sql("select * from read_parquet('results/study=*/trials/*.parquet', union_by_name=true)")
 pyarrow.dataset.dataset("results/study=NAME/trials", format="parquet")
-pandas.read_parquet(list_of_files, partitioning=None)   # a list of paths needs this, a folder or one file does not
+pandas.read_parquet(list_of_files, partitioning=None)  # a list of paths needs this, a folder or one file does not
 ```
 
 Studies have different searched parameters, hence `union_by_name` over several of them. Times of day are UTC. A searched
