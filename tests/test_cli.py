@@ -59,7 +59,7 @@ def results(tmp_path_factory):
 def test_plan_prints_the_published_kimi_launch():
     """`plan` shows the size, what the rules removed, and the published launch word for word."""
     out = cli("plan", "search_spaces/kimi_k25_8gpu.yaml", "--show", 1, check=0).stdout
-    assert "2,187,000 valid points" in out
+    assert "2,077,650 valid points" in out
     assert "565 invalid (tree_holds_draft_tokens)" in out
     assert (
         "NCCL_PROTO=LL NCCL_ALGO=Ring NCCL_P2P_LEVEL=SYS NCCL_MAX_NCHANNELS=16 NCCL_BUFFSIZE=16777216 "
@@ -102,7 +102,7 @@ def test_best_names_the_fastest(results):
     frame = pd.read_parquet(f"{results}/study=s/trials").sort_values("output_throughput", ascending=False)
     top = frame.iloc[0]
     assert f"EAGLE3 {top.num_steps:.0f}/{top.eagle_topk:.0f}/{top.num_draft_tokens:.0f}" in out
-    assert top.launch_command in out.replace("\n", "")
+    assert "".join(top.launch_command.split()) in "".join(out.split())  # however it was wrapped
 
 
 def test_exports_are_one_launch(results):

@@ -35,7 +35,7 @@ def space(text):
 
 SMALL = """
 name: s
-engine: {model: /m, draft: [/d1, /d2]}
+engine: {model: /m, draft: [/d1, /d2], args: {tp-size: 8}}
 space:
   speculative: {num_steps: {int: [1, 3]}, eagle_topk: [1, 2], num_draft_tokens: {int: [2, 6]}}
   nccl: {NCCL_PROTO: [Simple, LL], NCCL_BUFFSIZE: [1048576, 16777216]}
@@ -144,9 +144,9 @@ def test_invalid_start_is_refused_with_its_place():
 
 
 def test_space_without_a_valid_point_is_refused():
-    """A space in which no tree holds the tokens says which rule emptied it."""
-    text = SMALL.replace("[1, 2]", "[2]").replace("int: [2, 6]", "int: [40, 60]")
-    with pytest.raises(SpecError, match=r"no valid point.*tree_holds_draft_tokens"):
+    """A space in which no backend takes trees says which rule emptied it."""
+    text = SMALL.replace("[1, 2]", "[2]").replace("page-size: [null, 16]", "attention-backend: [trtllm_mha]")
+    with pytest.raises(SpecError, match=r"no valid point.*trtllm_mha_takes_chains_only"):
         space(text)
 
 
@@ -155,7 +155,7 @@ def test_baseline_has_no_speculation_and_no_searched_setting():
     config = space(SMALL).baseline()
     assert config.speculative is None
     assert config.env == {}
-    assert config.argv() == ["--model-path", "/m"]
+    assert config.argv() == ["--model-path", "/m", "--tp-size", "8"]
 
 
 def test_column_kinds():
