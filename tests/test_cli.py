@@ -100,9 +100,12 @@ def test_best_names_the_fastest(results):
     out = cli("best", "s", "--results", results, check=0).stdout
     assert "Verdict at concurrency 1: EAGLE3 " in out
     frame = pd.read_parquet(f"{results}/study=s/trials").sort_values("output_throughput", ascending=False)
-    top = frame.iloc[0]
-    assert f"EAGLE3 {top.num_steps:.0f}/{top.eagle_topk:.0f}/{top.num_draft_tokens:.0f}" in out
-    assert "".join(top.launch_command.split()) in "".join(out.split())  # however it was wrapped
+    tops = frame[frame.output_throughput == frame.output_throughput.iloc[0]]  # two settings may tie
+    assert any(
+        f"EAGLE3 {top.num_steps:.0f}/{top.eagle_topk:.0f}/{top.num_draft_tokens:.0f}" in out
+        and top.launch_command in out.replace("\n", "")
+        for top in tops.itertuples()
+    )
 
 
 def test_exports_are_one_launch(results):

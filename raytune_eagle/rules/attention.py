@@ -35,6 +35,7 @@ READS = (
     "disable-overlap-schedule",
     "disable-cuda-graph",
     "cuda-graph-backend-decode",
+    "mem-fraction-static",
     *_GRAPH_FLAGS,
 )
 """Flags that the rules of this file read beside the triple."""
@@ -165,7 +166,7 @@ def backend_sets_the_page_size(launch: Launch) -> Change | None:
 
 
 def backend_is_the_default(launch: Launch) -> Change | None:
-    """A backend that SGLang takes by itself here; known only where the GPUs are."""
+    """A backend that SGLang takes by itself here (model_override_base.py:294); known only where the GPUs are."""
     asked = launch.text("attention-backend")
     if asked is None or (launch.on_cpu and launch.facts.amx is None):
         return None
@@ -209,9 +210,12 @@ def overlap_is_off(launch: Launch) -> Change | None:
 
 
 def graphs_are_off(launch: Launch) -> Change | None:
-    """No CUDA graphs with torch_native (attention_hook.py:52): their flags do nothing; likewise when switched off."""
+    """No CUDA graphs with torch_native (attention_hook.py:52), or switched off: their flags do nothing.
+
+    With torch_native they still count for the default of --mem-fraction-static (memory_hook.py:303).
+    """
     off = "disable-cuda-graph" in launch.flags or launch.text("cuda-graph-backend-decode") == "disabled"
-    native = resolved(launch).base == "torch_native"
+    native = resolved(launch).base == "torch_native" and "mem-fraction-static" in launch.flags
     both = ("disable-cuda-graph", "cuda-graph-backend-decode") if native else ()
     given = [name for name in (*both, *_GRAPH_FLAGS) if name in launch.flags]
     if not given or not (off or native):
@@ -242,6 +246,13 @@ def chunks_are_whole_pages(launch: Launch) -> str | None:
     return None
 
 
+def cutedsl_only_decodes(launch: Launch) -> str | None:
+    """An assertion: "CuteDSL MLA only supports decoding for now" (1296)."""
+    if launch.text("prefill-attention-backend") != "cutedsl_mla":
+        return None
+    return "--prefill-attention-backend cutedsl_mla: it only decodes"
+
+
 def gpus_have_the_backend(launch: Launch) -> str | None:
     """TRT-LLM and CuteDSL kernels are for some GPUs only (1246-1320, attention_hook.py:110)."""
     arch, backends = launch.facts.arch, resolved(launch)
@@ -270,4 +281,4 @@ REWRITES = (
     overlap_is_off,
     graphs_are_off,
 )
-REFUSALS = (deterministic_needs_a_backend_for_it, chunks_are_whole_pages, gpus_have_the_backend)
+REFUSALS = (deterministic_needs_a_backend_for_it, chunks_are_whole_pages, cutedsl_only_decodes, gpus_have_the_backend)
