@@ -7,10 +7,8 @@ point goes by its canonical form (`raytune_eagle.rules`); a launch from ``start_
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,11 +18,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from raytune_eagle import rules
 from raytune_eagle.errors import SpecError
+from raytune_eagle.grid import GroupSize, Params, Parts
 from raytune_eagle.model import Config, FlagValue, Speculative
 from raytune_eagle.spec import IntRange, Spec, values
 
-Params = dict[str, Any]
-"""Searched parameters by column name, for example ``{"num_steps": 3, "nccl_proto": None}``."""
+__all__ = ["CPU_MODULE", "GPU_MODULE", "Dimension", "GroupSize", "Params", "Space", "Start"]
 
 CPU_MODULE = "raytune_eagle.engines.cpu"
 GPU_MODULE = "sglang.launch_server"
@@ -62,54 +60,6 @@ class Start:
 
     config: Config
     params: Params
-
-
-@dataclass
-class GroupSize:
-    """How many combinations of one group were written down, what the rules took away, and what is left."""
-
-    name: str
-    raw: int = 0
-    removed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
-    left: list[Params] = field(default_factory=list)
-
-    def count(self, judgement: rules.Judgement) -> None:
-        """Take note of what was found."""
-        for finding in judgement.findings:
-            self.removed[finding.rule, finding.verdict] += 1
-            self.examples.setdefault(finding.rule, finding.reason)
-
-    def add(self, other: GroupSize) -> None:
-        """Put the figures of the same settings beside another value of what they depend on to these."""
-        self.raw += other.raw
-        self.removed += other.removed
-        self.examples = {**other.examples, **self.examples}
-        self.left += other.left
-
-
-@dataclass
-class _Parts:
-    """The valid points: in each block every one of its speculative settings goes with every one of the others.
-
-    Attributes:
-        ends: number of points up to the end of each block.
-    """
-
-    speculative: GroupSize
-    server: GroupSize
-    blocks: list[tuple[list[Params], list[Params]]]
-    ends: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ends = list(itertools.accumulate(len(first) * len(rest) for first, rest in self.blocks))
-
-    def point(self, index: int) -> Params:
-        """Point number `index`, from 0."""
-        block = bisect_right(self.ends, index)
-        first, rest = self.blocks[block]
-        index -= self.ends[block - 1] if block else 0
-        return {**first[index % len(first)], **rest[index // len(first)]}
 
 
 class Space:
@@ -197,6 +147,15 @@ class Space:
             return None
         return fitted, {column: self._by_column[column].distribution for column in fitted}
 
+    def notes(self) -> Iterator[str]:
+        """What no rule forbids and a person should know before the study, one line each."""
+        params = next(self.points())
+        for dimension in self.dimensions:
+            if dimension.kind == "bool" and True in dimension.values:
+                params[dimension.column] = True  # searched: nothing to say of its absence
+        streams, nccl = max(self.spec.workload.concurrency), bool(self.spec.space.nccl)
+        yield from rules.notes(self.config(params), self.facts, streams, searches_nccl=nccl)
+
     # ----------------------------------------------------------------------------------------------------- enumeration
     @cached_property
     def groups(self) -> tuple[GroupSize, GroupSize]:
@@ -218,7 +177,7 @@ class Space:
             yield self._parts.point(int(index))
 
     @cached_property
-    def _parts(self) -> _Parts:
+    def _parts(self) -> Parts:
         beside = {d.column for d in self.dimensions if d.group == "args" and d.word in rules.BESIDE_SPECULATION}
         first = [d for d in self.dimensions if d.group == "speculative" or d.column in beside]
         rest = [d for d in self.dimensions if d not in first]
@@ -233,7 +192,7 @@ class Space:
             one = self._judge_group(server.name, rest, members[0], "server")
             server.add(one)
             blocks.append((members, one.left))
-        return _Parts(speculative, server, blocks)
+        return Parts(speculative, server, blocks)
 
     def _judge_group(self, name: str, dimensions: list[Dimension], fixed: Params, part: rules.Part) -> GroupSize:
         group, seen = GroupSize(name), set[str]()

@@ -170,3 +170,27 @@ def test_column_kinds():
         "disable_custom_all_reduce": "bool",
         "page_size": "int",
     }
+
+
+def test_notes_of_a_study():
+    """What no rule forbids is said: streams above SGLang's cap, custom all-reduce that keeps NCCL off the path."""
+    s = space(SMALL.replace("name: s", "name: s\nworkload: {concurrency: [64]}"))
+    assert [line.split(":")[0] for line in s.notes()] == ["concurrency 64"]
+    without = space(SMALL.replace("disable-custom-all-reduce: [true, false], ", ""))
+    assert [line for line in without.notes() if "disable-custom-all-reduce" in line]
+
+
+def test_64_draft_tokens_are_launched_only_where_asked_for():
+    """A start with 64 draft tokens is kept word for word; no other point has as many."""
+    text = SMALL.replace("[1, 2]", "[2, 8]").replace("{int: [2, 6]}", "[6, 63, 64]")
+    s = space(text + "start_from: [{num_steps: 3, eagle_topk: 8, num_draft_tokens: 64}]")
+    assert [start.config.speculative.num_draft_tokens for start in s.starts] == [64]
+    assert {p["num_draft_tokens"] for p in s.points()} == {6, 63}
+
+
+def test_a_cross_rule_splits_the_space():
+    """With pages of 16 trees need another backend than fa4, chains do not: counted by hand."""
+    text = SMALL.replace("page-size: [null, 16]", "page-size: [null, 16], attention-backend: [fa3, fa4]")
+    one = space(text.replace("[/d1, /d2]", "/d1"))
+    chains, trees, server = 3, 12, 3 * 2
+    assert one.size == (4 * chains + 3 * trees) * server

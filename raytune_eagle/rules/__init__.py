@@ -126,7 +126,9 @@ def nccl_mistake(variable: str, value: str) -> str | None:
     return None
 
 
-def notes(config: Config, facts: Assumptions = _ANYWHERE, concurrency: int = 1) -> Iterator[str]:
+def notes(
+    config: Config, facts: Assumptions = _ANYWHERE, concurrency: int = 1, *, searches_nccl: bool = True
+) -> Iterator[str]:
     """What no rule forbids and a person should know before a study, one line each."""
     launch = Launch(config, facts)
     limit = launch.number("max-running-requests", 48)
@@ -138,6 +140,8 @@ def notes(config: Config, facts: Assumptions = _ANYWHERE, concurrency: int = 1) 
     graphs = launch.number("cuda-graph-max-bs-decode", launch.number("cuda-graph-max-bs", concurrency))
     if concurrency > graphs:
         yield f"concurrency {concurrency}: CUDA graphs are captured up to batch {graphs} only"
+    if not searches_nccl:
+        return
     if launch.on_cpu or launch.ranks <= 1:
         yield "NCCL is not on the serving path: --tp-size is 1 or there is no GPU, so no NCCL setting is searched"
     elif "disable-custom-all-reduce" not in launch.flags and not launch.deterministic:
