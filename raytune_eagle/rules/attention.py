@@ -151,16 +151,22 @@ def fa3_has_no_e5m2(launch: Launch) -> Change | None:
 
 
 def backend_sets_the_page_size(launch: Launch) -> Change | None:
-    """Some backends know few page sizes and set their own (1178-1240); 1 is what SGLang takes (1397)."""
+    """Some backends know few page sizes and set their own (1178-1240); 1 is what SGLang takes (1397).
+
+    A page size also moves the default backend (model_override_base.py:318), so it is left out only where that stays.
+    """
     asked = launch.number("page-size", 0)
     if not asked:
         return None
+    unset = launch.changed(Change("no effect", "", flags={"page-size": None}))
+    pinned = launch.text("attention-backend") is not None or launch.facts.arch is not None or launch.on_cpu
+    same = asked == 1 or (pinned and resolved(unset) == resolved(launch))
     forced = _forced_page(launch)
     if forced is not None:
         reason = f"--page-size {asked}: attention backend {resolved(launch).decode} makes it {forced}"
-        return Change("rewritten", reason, flags={"page-size": None})
-    unset = page_size(launch.changed(Change("no effect", "", flags={"page-size": None})))
-    if asked != unset:
+        left = None if same and page_size(unset) == forced else forced
+        return Change("rewritten", reason, flags={"page-size": left})
+    if not same or asked != page_size(unset):
         return None
     return Change("no effect", f"--page-size: {asked} is what is taken unset", flags={"page-size": None})
 
