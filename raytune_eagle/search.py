@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import optuna
 from optuna.trial import TrialState, create_trial
 
-from raytune_eagle import rules
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model import Config, TrialRecord
 from raytune_eagle.outcomes import objective_value, violation
@@ -61,7 +60,7 @@ class Search:
             if record.kind == "trial":
                 self._seen.add(record.key)
                 self._replay(record)
-        starts = [Proposal(s.config, rules.key(s.config), s.params) for s in space.starts]
+        starts = [Proposal(s.config, space.key(s.config), s.params) for s in space.starts]
         self._starts = deque({p.key: p for p in starts if p.key not in self._seen}.values())
 
     def ask(self) -> Proposal | None:
@@ -87,7 +86,7 @@ class Search:
         for _ in range(_MOST_ASKS if len(self._seen) < self._space.size else 0):
             trial = self._study.ask()
             settled = self._space.settle(self._space.suggest(trial))
-            if settled is not None and (key := rules.key(settled[0])) not in self._seen:
+            if settled is not None and (key := self._space.key(settled[0])) not in self._seen:
                 return Proposal(settled[0], key, settled[1], trial)
             # No launch is spent on it. TPE learns from PRUNED that there is nothing to gain here, and asks 65 times
             # for 40 launches of a small space; with FAIL, which it ignores, it asked 2,355 times.
@@ -97,7 +96,7 @@ class Search:
     def _first_unseen(self, points: Iterator[Params]) -> Proposal | None:
         for params in points:
             config = self._space.config(params)
-            key = rules.key(config)
+            key = self._space.key(config)
             if key not in self._seen:
                 return Proposal(config, key, params)
         return None

@@ -7,9 +7,8 @@ point goes by its canonical form (`raytune_eagle.rules`); a launch from ``start_
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -19,11 +18,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from raytune_eagle import rules
 from raytune_eagle.errors import SpecError
+from raytune_eagle.grid import GroupSize, Params, Parts
 from raytune_eagle.model import Config, FlagValue, Speculative
 from raytune_eagle.spec import IntRange, Spec, values
 
-Params = dict[str, Any]
-"""Searched parameters by column name, for example ``{"num_steps": 3, "nccl_proto": None}``."""
+__all__ = ["CPU_MODULE", "GPU_MODULE", "Dimension", "GroupSize", "Params", "Space", "Start"]
 
 CPU_MODULE = "raytune_eagle.engines.cpu"
 GPU_MODULE = "sglang.launch_server"
@@ -63,17 +62,6 @@ class Start:
     params: Params
 
 
-@dataclass
-class GroupSize:
-    """How many combinations of one group were written down, what the rules took away, and what is left."""
-
-    name: str
-    raw: int = 0
-    removed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
-    left: list[Params] = field(default_factory=list)
-
-
 class Space:
     """Everything that a study may launch.
 
@@ -83,6 +71,7 @@ class Space:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
+        self.facts = rules.Assumptions(sglang=rules.version(spec.engine.version), gpus=spec.node.gpus)
         self.dimensions = tuple(_dimensions(spec))
         self._by_column = {dimension.column: dimension for dimension in self.dimensions}
         self.starts = tuple(self._starts())
@@ -114,8 +103,21 @@ class Space:
 
     def settle(self, params: Params) -> tuple[Config, Params] | None:
         """Canonical launch and parameters of a proposal; None when the rules refuse it."""
-        form = rules.judge(self.config(params)).canonical
+        form = self.judge(self.config(params)).canonical
         return None if form is None else (form, self.params(form))
+
+    def judge(self, config: Config) -> rules.Judgement:
+        """What the rules say of a launch in this study."""
+        return rules.judge(config, self.facts)
+
+    def key(self, config: Config) -> str:
+        """Name of the point that a launch is; a launch that would be refused stands for itself."""
+        return rules.key(config, self._word_for_word)
+
+    @cached_property
+    def _word_for_word(self) -> rules.Assumptions:
+        """What holds for ``start_from``: nothing is refused that somebody may know to work by now."""
+        return replace(self.facts, most_draft_tokens=None)
 
     def params(self, config: Config) -> Params:
         """Parameters of a launch, read back from it; None for what is left unset."""
@@ -141,54 +143,74 @@ class Space:
             if not _among(value, dimension.values):
                 return None
             fitted[dimension.column] = value
-        if rules.key(self.config({**params, **fitted})) != rules.key(config):
+        if self.key(self.config({**params, **fitted})) != self.key(config):
             return None
         return fitted, {column: self._by_column[column].distribution for column in fitted}
+
+    def notes(self) -> Iterator[str]:
+        """What no rule forbids and a person should know before the study, one line each."""
+        params = next(self.points())
+        for dimension in self.dimensions:
+            if dimension.kind == "bool" and True in dimension.values:
+                params[dimension.column] = True  # searched: nothing to say of its absence
+        streams, nccl = max(self.spec.workload.concurrency), bool(self.spec.space.nccl)
+        yield from rules.notes(self.config(params), self.facts, streams, searches_nccl=nccl)
 
     # ----------------------------------------------------------------------------------------------------- enumeration
     @cached_property
     def groups(self) -> tuple[GroupSize, GroupSize]:
-        """Speculative settings; NCCL and server settings. Each rule reads one of the two, so they are judged apart."""
-        speculative = [d for d in self.dimensions if d.group == "speculative"]
-        server = [d for d in self.dimensions if d.group != "speculative"]
-        return self._judge_group("speculative settings", speculative), self._judge_group("NCCL and server", server)
+        """Speculative settings, with the server flags that their rules read; NCCL and all other server settings.
+
+        No rule of one part changes what the other tunes, so each is judged apart, and a point is one of each.
+        """
+        return self._parts.speculative, self._parts.server
 
     @property
     def size(self) -> int:
         """Number of valid points, each counted once."""
-        speculative, server = self.groups
-        return len(speculative.left) * len(server.left)
+        return self._parts.ends[-1] if self._parts.ends else 0
 
     def points(self, seed: int | None = None) -> Iterator[Params]:
         """Every valid point once, in the order written (speculative settings change fastest) or a seeded one."""
-        speculative, server = self.groups
-        count = len(speculative.left)
         order = range(self.size) if seed is None else np.random.default_rng(seed).permutation(self.size)
         for index in order:
-            yield {**speculative.left[int(index) % count], **server.left[int(index) // count]}
+            yield self._parts.point(int(index))
 
-    def _judge_group(self, name: str, dimensions: list[Dimension]) -> GroupSize:
+    @cached_property
+    def _parts(self) -> Parts:
+        beside = {d.column for d in self.dimensions if d.group == "args" and d.word in rules.BESIDE_SPECULATION}
+        first = [d for d in self.dimensions if d.group == "speculative" or d.column in beside]
+        rest = [d for d in self.dimensions if d not in first]
+        read = [d.column for d in first if d.word in rules.BESIDE_NCCL]
+        flags = "" if not beside else f", {', '.join(d.word for d in first if d.column in beside)}"
+        speculative = self._judge_group(f"speculative settings{flags}", first, {}, "speculative")
+        classes: dict[tuple[Any, ...], list[Params]] = {}
+        for params in speculative.left:
+            classes.setdefault(tuple(params[column] for column in read), []).append(params)
+        blocks, server = [], GroupSize("NCCL and server")
+        for members in classes.values():
+            one = self._judge_group(server.name, rest, members[0], "server")
+            server.add(one)
+            blocks.append((members, one.left))
+        return Parts(speculative, server, blocks)
+
+    def _judge_group(self, name: str, dimensions: list[Dimension], fixed: Params, part: rules.Part) -> GroupSize:
         group, seen = GroupSize(name), set[str]()
         columns = [d.column for d in dimensions]
-        fixed = {} if name.startswith("spec") else self._any_speculative()
         for combination in itertools.product(*(d.values for d in dimensions)):
             group.raw += 1
-            judgement = rules.judge(self.config({**fixed, **dict(zip(columns, combination, strict=True))}))
-            for finding in judgement.findings:
-                group.removed[finding.rule, finding.verdict] += 1
-                group.examples.setdefault(finding.rule, finding.reason)
+            judgement = rules.judge(
+                self.config({**fixed, **dict(zip(columns, combination, strict=True))}), self.facts, part
+            )
+            group.count(judgement)
             if judgement.canonical is None:
                 continue
-            point = rules.key(judgement.canonical)
+            point = rules.name(judgement.canonical)
             if point not in seen:
                 seen.add(point)
                 params = self.params(judgement.canonical)
                 group.left.append({column: params[column] for column in columns})
         return group
-
-    def _any_speculative(self) -> Params:
-        """A triple that every rule accepts, to judge the other group beside."""
-        return {"num_steps": 1, "eagle_topk": 1, "num_draft_tokens": 2}
 
     # ------------------------------------------------------------------------------------------------------- launches
     def _config(self, spec: Speculative | None, nccl: dict[str, str], tuned: dict[str, FlagValue]) -> Config:
@@ -218,7 +240,7 @@ class Space:
         problems = []
         for index, entry in enumerate(self.spec.start_from):
             config = self._start_config(entry)
-            judgement = rules.judge(config)
+            judgement = rules.judge(config, self._word_for_word)
             if judgement.canonical is None:
                 problems.append(f"start_from[{index}]: {judgement.reasons}")
             else:
@@ -249,8 +271,14 @@ def _dimensions(spec: Spec) -> Iterator[Dimension]:
 
 
 def _like(dimension: Dimension, text: str | None) -> Any:
-    """Environment values are text; give back the choice that was meant."""
-    return next((value for value in dimension.values if value is not None and str(value) == text), text)
+    """Environment values are text; give back the choice that was meant, however it is spelt, or a value of its kind."""
+    if text is None:
+        return None
+    word, given = dimension.word, [value for value in dimension.values if value is not None]
+    for value in given:
+        if rules.spelling(word, str(value)) == rules.spelling(word, text):
+            return value
+    return int(text) if dimension.kind == "int" and text.lstrip("-").isdigit() else text
 
 
 def _among(value: Any, choices: tuple[Any, ...]) -> bool:

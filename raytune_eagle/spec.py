@@ -195,7 +195,27 @@ class SpeculativeSpace(Value):
         for name, least in (("num_steps", 1), ("eagle_topk", 1), ("num_draft_tokens", 2)):
             if min(values(getattr(self, name))) < least:
                 raise ValueError(f"{name} must be {least} or more")
+        problems = list(self._too_many())
+        if problems:
+            raise ValueError("\n".join(problems))
         return self
+
+    def _too_many(self) -> Iterator[str]:
+        """Numbers of draft tokens that no tree of this space holds; with eagle_topk 1 any number becomes steps + 1."""
+        steps, topk = max(values(self.num_steps)), max(values(self.eagle_topk))
+        most = rules.tree_capacity(steps, topk)
+        if topk == 1:
+            return
+        why = f"no tree holds that: num_steps {steps}, eagle_topk {topk} hold {most}"
+        if isinstance(self.num_draft_tokens, IntRange):
+            low, high = self.num_draft_tokens.int_
+            if high > most:
+                better = f"[{low}, {most}]" if low <= most else f"{most} or fewer"
+                yield f".num_draft_tokens: int range [{low}, {high}]: {why}: write {better}"
+            return
+        for index, tokens in enumerate(self.num_draft_tokens):
+            if tokens > most:
+                yield f".num_draft_tokens[{index}]: {tokens}: {why}"
 
 
 def values(dimension: IntRange | tuple[Choice, ...]) -> tuple[Any, ...]:
@@ -203,30 +223,17 @@ def values(dimension: IntRange | tuple[Choice, ...]) -> tuple[Any, ...]:
     return dimension.values() if isinstance(dimension, IntRange) else dimension
 
 
-_NCCL_TOKENS = {"NCCL_PROTO": rules.NCCL_PROTOCOLS, "NCCL_ALGO": rules.NCCL_ALGORITHMS}
-
-
 def _nccl(space: dict[str, Any]) -> dict[str, Any]:
     others = [name for name in space if not name.startswith("NCCL_")]
     problems = [f"{name!r}: NCCL variables start with NCCL_ (others belong in engine.env)" for name in others]
-    for name, tokens in _NCCL_TOKENS.items():
-        for index, value in enumerate(values(space.get(name, ()))):
-            unknown = None if value is None else _unknown_token(str(value), tokens)
-            if unknown:
-                problems.append(f".{name}[{index}]: {unknown!r} is not one of {', '.join(tokens)}")
+    for name, dimension in space.items():
+        for index, value in enumerate(values(dimension)):
+            mistake = None if value is None else rules.nccl_mistake(name, str(value))
+            if mistake:
+                problems.append(f".{name}[{index}]: {mistake}")
     if problems:
         raise ValueError("\n".join(problems))
     return space
-
-
-def _unknown_token(value: str, known: tuple[str, ...]) -> str | None:
-    """First token of NCCL's list syntax (``ring,tree;allreduce:tree``, ``^LL128``) that it would not know."""
-    lower = {token.lower() for token in known}
-    for part in value.split(";"):
-        for token in part.rpartition(":")[2].split(","):
-            if token.strip().removeprefix("^").lower() not in lower:
-                return token.strip() or value
-    return None
 
 
 class SpaceSpec(Value):

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from raytune_eagle import rules
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.model import Completed, Config, Event, Failed, Job, Kind, TrialRecord, Workload
 from raytune_eagle.outcomes import in_words, same_text, speedup, violations
@@ -238,7 +237,7 @@ class Study:
             kind=task.kind,
             node=node.name,
             config=task.config,
-            key=rules.key(task.config),
+            key=self.space.key(task.config),
             params=self._params(task),
             started_at=task.started_at,
             ended_at=fleet.now(),
@@ -262,7 +261,12 @@ class Study:
     # ------------------------------------------------------------------------------------------------------- the rest
     def _reachable(self) -> int:
         """Distinct points that can be launched: the space, and starts outside it."""
-        outside = {rules.key(s.config) for s in self.space.starts if self.space.told(s.config) is None}
+        starts = [(s.config, self.space.key(s.config)) for s in self.space.starts]
+        outside = {
+            key
+            for config, key in starts
+            if self.space.told(config) is None or self.space.judge(config).canonical is None
+        }
         return self.space.size + len(outside)
 
     def _check_same_spec(self, events: Iterable[Event]) -> None:

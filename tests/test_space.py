@@ -35,7 +35,7 @@ def space(text):
 
 SMALL = """
 name: s
-engine: {model: /m, draft: [/d1, /d2]}
+engine: {model: /m, draft: [/d1, /d2], args: {tp-size: 8}}
 space:
   speculative: {num_steps: {int: [1, 3]}, eagle_topk: [1, 2], num_draft_tokens: {int: [2, 6]}}
   nccl: {NCCL_PROTO: [Simple, LL], NCCL_BUFFSIZE: [1048576, 16777216]}
@@ -144,9 +144,9 @@ def test_invalid_start_is_refused_with_its_place():
 
 
 def test_space_without_a_valid_point_is_refused():
-    """A space in which no tree holds the tokens says which rule emptied it."""
-    text = SMALL.replace("[1, 2]", "[2]").replace("int: [2, 6]", "int: [40, 60]")
-    with pytest.raises(SpecError, match=r"no valid point.*tree_holds_draft_tokens"):
+    """A space in which no backend takes trees says which rule emptied it."""
+    text = SMALL.replace("[1, 2]", "[2]").replace("page-size: [null, 16]", "attention-backend: [trtllm_mha]")
+    with pytest.raises(SpecError, match=r"no valid point.*trtllm_mha_takes_chains_only"):
         space(text)
 
 
@@ -155,7 +155,7 @@ def test_baseline_has_no_speculation_and_no_searched_setting():
     config = space(SMALL).baseline()
     assert config.speculative is None
     assert config.env == {}
-    assert config.argv() == ["--model-path", "/m"]
+    assert config.argv() == ["--model-path", "/m", "--tp-size", "8"]
 
 
 def test_column_kinds():
@@ -170,3 +170,27 @@ def test_column_kinds():
         "disable_custom_all_reduce": "bool",
         "page_size": "int",
     }
+
+
+def test_notes_of_a_study():
+    """What no rule forbids is said: streams above SGLang's cap, custom all-reduce that keeps NCCL off the path."""
+    s = space(SMALL.replace("name: s", "name: s\nworkload: {concurrency: [64]}"))
+    assert [line.split(":")[0] for line in s.notes()] == ["concurrency 64"]
+    without = space(SMALL.replace("disable-custom-all-reduce: [true, false], ", ""))
+    assert [line for line in without.notes() if "disable-custom-all-reduce" in line]
+
+
+def test_64_draft_tokens_are_launched_only_where_asked_for():
+    """A start with 64 draft tokens is kept word for word; no other point has as many."""
+    text = SMALL.replace("[1, 2]", "[2, 8]").replace("{int: [2, 6]}", "[6, 63, 64]")
+    s = space(text + "start_from: [{num_steps: 3, eagle_topk: 8, num_draft_tokens: 64}]")
+    assert [start.config.speculative.num_draft_tokens for start in s.starts] == [64]
+    assert {p["num_draft_tokens"] for p in s.points()} == {6, 63}
+
+
+def test_a_cross_rule_splits_the_space():
+    """With pages of 16 trees need another backend than fa4, chains do not: counted by hand."""
+    text = SMALL.replace("page-size: [null, 16]", "page-size: [null, 16], attention-backend: [fa3, fa4]")
+    one = space(text.replace("[/d1, /d2]", "/d1"))
+    chains, trees, server = 3, 2 + 4 + 3, 3 * 2
+    assert one.size == (4 * chains + 3 * trees) * server

@@ -49,6 +49,39 @@ def test_scalars_stand_for_lists():
         ("[1, 2, 4]", "[]", "space.speculative.eagle_topk: empty: give at least one"),
         ("[1, 2, 4]", "[1, 1]", "space.speculative.eagle_topk: the same choice twice"),
         ("[null, LL]", "[null, LL, LL256]", "space.nccl.NCCL_PROTO[2]: 'LL256' is not one of LL, LL128, Simple"),
+        (
+            "{NCCL_PROTO: [null, LL]}",
+            "{NCCL_ALGO: [Ring, Tree]}",
+            (
+                "space.nccl.NCCL_ALGO[1]: NCCL_ALGO=Tree leaves Broadcast without an algorithm: "
+                "write ring,tree;allreduce:tree (from NCCL 2.24 on there is no implicit Ring)"
+            ),
+        ),
+        ("[null, LL]", '["LL,^LL128"]', "space.nccl.NCCL_PROTO[0]: '^LL128' is not one of LL, LL128, Simple"),
+        (
+            "[null, LL]",
+            '["allreduce:LL;Simple"]',
+            "space.nccl.NCCL_PROTO[0]: 'Simple': only the first list may stand without a function",
+        ),
+        ("{NCCL_PROTO: [null, LL]}", "{NCCL_NTHREADS: [all]}", "space.nccl.NCCL_NTHREADS[0]: 'all' is no whole number"),
+        (
+            "{NCCL_PROTO: [null, LL]}",
+            "{NCCL_P2P_LEVEL: [SYS, sys]}",
+            "space.nccl.NCCL_P2P_LEVEL[1]: 'sys' is not one of LOC, NVL, PIX, PXB, PHB, SYS",
+        ),
+        (
+            "{int: [2, 60]}",
+            "[8, 200]",
+            "space.speculative.num_draft_tokens[1]: 200: no tree holds that: num_steps 10, eagle_topk 4 hold 149",
+        ),
+        (
+            "{int: [2, 60]}",
+            "{int: [2, 150]}",
+            (
+                "space.speculative.num_draft_tokens: int range [2, 150]: no tree holds that: "
+                "num_steps 10, eagle_topk 4 hold 149: write [2, 149]"
+            ),
+        ),
         ("NCCL_PROTO", "PROTO", "space.nccl: 'PROTO': NCCL variables start with NCCL_ (others belong in engine.env)"),
         ("tp-size: 8", "port: 8", "engine.args.port: does not belong here: each launch takes a free port"),
         ("tp-size: 8", "--tp-size: 8", "engine.args: '--tp-size': write the flag as 'tp-size'"),

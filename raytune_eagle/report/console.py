@@ -96,6 +96,7 @@ def plan(space: Space, show: int) -> Iterator[str]:
     yield f"study {spec.name}: {space.size:,} valid points"
     for group in space.groups:
         yield from _group(group)
+    yield from (f"  note: {line}" for line in space.notes())
     yield ""
     yield f"plain decoding (every node first, then every {spec.baseline.every} trials):"
     yield space.baseline().command()
