@@ -36,7 +36,7 @@ lint: setup
 
 # No Ray, no SGLang: under a minute.
 test-fast: setup
-	$(BIN)/python -m pytest -m "not ray and not sglang" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not ray and not sglang and not slow" --numprocesses 2 --dist loadfile
 
 test: lint
 	$(BIN)/python -m pytest

@@ -19,7 +19,7 @@ from rich.console import Console
 from raytune_eagle import __version__, specfile
 from raytune_eagle.engines.launch import resolved
 from raytune_eagle.errors import RaytuneEagleError, SpecError, StoreError
-from raytune_eagle.model import Event, TrialRecord, Workload
+from raytune_eagle.model import Config, Event, TrialRecord, Workload
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.best import export, verdict, winner
 from raytune_eagle.report.query import Query
@@ -189,7 +189,13 @@ def best(study: str, results: str, concurrency: int | None, form: str | None) ->
     if chosen is None:
         _say([verdict(records, concurrency or 1)])
         sys.exit(_FAILED)
-    click.echo(export(resolved(chosen.config), form), nl=False)
+    click.echo(export(_pasteable(chosen.config), form), nl=False)
+
+
+def _pasteable(config: Config) -> Config:
+    """With paths for the built-in names, and for `python3` the interpreter of this environment, which served it."""
+    first, *rest = config.launcher
+    return resolved(config).model_copy(update={"launcher": (sys.executable if first == "python3" else first, *rest)})
 
 
 def _records(results: str, study: str) -> list[TrialRecord]:

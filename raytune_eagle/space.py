@@ -7,6 +7,7 @@ point goes by its canonical form (`raytune_eagle.rules`); a launch from ``start_
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +25,7 @@ from raytune_eagle.spec import IntRange, Spec, values
 
 __all__ = ["CPU_MODULE", "GPU_MODULE", "Dimension", "GroupSize", "Params", "Space", "Start"]
 
+_MOST_COMBINATIONS = 500_000
 CPU_MODULE = "raytune_eagle.engines.cpu"
 GPU_MODULE = "sglang.launch_server"
 
@@ -74,10 +76,23 @@ class Space:
         self.facts = rules.Assumptions(sglang=rules.version(spec.engine.version), gpus=spec.node.gpus)
         self.dimensions = tuple(_dimensions(spec))
         self._by_column = {dimension.column: dimension for dimension in self.dimensions}
+        self._check_countable()
         self.starts = tuple(self._starts())
         if not self.size:
             removed = [f"{rule} ({verdict})" for group in self.groups for rule, verdict in group.removed]
             raise SpecError(f"space: no valid point is left; the rules that removed them: {', '.join(removed)}")
+
+    def _check_countable(self) -> None:
+        """Every combination of a group is judged one by one: past a few hundred thousand that takes minutes."""
+        for name, ours in (("speculative", True), ("nccl and args", False)):
+            group = [d for d in self.dimensions if (d.group == "speculative") == ours]
+            count = math.prod(len(d.values) for d in group)
+            if count > _MOST_COMBINATIONS:
+                widest = max(group, key=lambda d: len(d.values))
+                raise SpecError(
+                    f"space: {count:,} combinations of {name} settings, more than {_MOST_COMBINATIONS:,}: give fewer "
+                    f"values, first of all of {widest.word} ({len(widest.values)})"
+                )
 
     # ------------------------------------------------------------------------------------------- points and launches
     def baseline(self) -> Config:

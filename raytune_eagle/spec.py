@@ -5,13 +5,23 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from raytune_eagle import rules
 from raytune_eagle.model import FlagValue, Value
@@ -80,7 +90,13 @@ def _flags(flags: dict[str, Any]) -> dict[str, Any]:
 Env = Annotated[dict[str, Text], AfterValidator(_plain_env)]
 
 
-class EngineSpec(Value):
+class Written(Value):
+    """Base of what a person writes: frozen, no unknown fields, no infinities."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class EngineSpec(Written):
     """What is served, and how a start is watched."""
 
     model: Text
@@ -100,14 +116,14 @@ class EngineSpec(Value):
         return value if isinstance(value, list | tuple) else (value,)
 
 
-class NodeSpec(Value):
+class NodeSpec(Written):
     """What one trial owns; 0 GPUs means the CPU layer."""
 
     gpus: Annotated[int, Field(ge=0, le=64)] = 8
     cost_per_hour: Annotated[float, Field(ge=0)] | None = None
 
 
-class WorkloadSpec(Value):
+class WorkloadSpec(Written):
     """What is sent to each server; see `raytune_eagle.model.Workload` for the meaning of each."""
 
     prompts: Text = "builtin:mixed"
@@ -135,14 +151,17 @@ class WorkloadSpec(Value):
         return self
 
 
-class Objective(Value):
+class Objective(Written):
     """What is searched for, and what it must not cost (upper bounds)."""
 
     metric: Literal["output_throughput"] = "output_throughput"
     constraints: dict[LowerIsBetter, Annotated[float, Field(gt=0)]] = {}
 
 
-class IntRange(Value):
+_MOST_VALUES = 1000
+
+
+class IntRange(Written):
     """``{int: [low, high]}``, both included."""
 
     int_: Annotated[tuple[int, int], Field(alias="int")]
@@ -152,6 +171,8 @@ class IntRange(Value):
         low, high = self.int_
         if low > high:
             raise ValueError(f"int range [{low}, {high}] is reversed: write [{high}, {low}]")
+        if high - low >= _MOST_VALUES:
+            raise ValueError(f"int range [{low}, {high}] has {high - low + 1:,} values: list those worth a launch")
         return self
 
     def values(self) -> tuple[int, ...]:
@@ -183,7 +204,7 @@ IntDimension = Annotated[
 ]
 
 
-class SpeculativeSpace(Value):
+class SpeculativeSpace(Written):
     """The three numbers of EAGLE-3: all together, or no speculation is searched."""
 
     num_steps: IntDimension
@@ -236,7 +257,7 @@ def _nccl(space: dict[str, Any]) -> dict[str, Any]:
     return space
 
 
-class SpaceSpec(Value):
+class SpaceSpec(Written):
     """Where the search may look."""
 
     speculative: SpeculativeSpace | None = None
@@ -244,7 +265,7 @@ class SpaceSpec(Value):
     args: Annotated[dict[str, Dimension], AfterValidator(_flags)] = {}
 
 
-class Search(Value):
+class Search(Written):
     """How it looks."""
 
     sampler: Sampler = "tpe"
@@ -252,20 +273,20 @@ class Search(Value):
     stop_below: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
-class Baseline(Value):
+class Baseline(Written):
     """Plain decoding again after so many trials on a node."""
 
     every: Annotated[int, Field(ge=1)] = 10
 
 
-class Budget(Value):
+class Budget(Written):
     """Launches (failed ones included, baselines not) and hours of one run."""
 
     trials: Annotated[int, Field(ge=1)] = 60
     hours: Annotated[float, Field(gt=0)] = 12
 
 
-class Spec(Value):
+class Spec(Written):
     """A whole study, as written."""
 
     name: Name
@@ -306,6 +327,20 @@ def _cross_checks(spec: Spec) -> Iterator[str]:
         whole = rules.triple_is_whole(dict(entry))
         if whole:
             yield f"start_from[{index}]: {whole}"
+        yield from (f"start_from[{index}].{line}" for line in _start_problems(entry))
+
+
+def _start_problems(entry: dict[str, FlagValue]) -> Iterator[str]:
+    """No flag has an underscore, so such a name is a slip; and what others own cannot be set here."""
+    names = ("draft", *rules.SPECULATIVE_NAMES)
+    for name in entry:
+        if name in OWNED_FLAGS:
+            yield f"{name}: does not belong here: {OWNED_FLAGS[name]}"
+        elif "_" in name and not name.isupper() and name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            yield f"{name}: unknown; " + (
+                f"did you mean {near[0]!r}?" if near else f"a flag is {name.replace('_', '-')!r}"
+            )
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

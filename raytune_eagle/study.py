@@ -5,6 +5,7 @@ What is kept is the truth: a study that was stopped, however it was stopped, goe
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import deque
@@ -27,6 +28,7 @@ _TAKEN_DOWN = 2
 _QUARANTINE_S = 60.0
 _NO_NODE_S = 300.0
 _FLUSH_S = 60.0
+_PROMPTS = "workload.prompts (contents)"
 
 
 @dataclass
@@ -107,7 +109,9 @@ class Study:
             StoreError: a record could not be kept.
         """
         began = last_node = flushed = fleet.now()
-        self._say(fleet, "study_started", json.dumps(self.spec.model_dump(mode="json", by_alias=True)))
+        written = self.spec.model_dump(mode="json", by_alias=True) | {_PROMPTS: self._prompts_digest()}
+        self._say(fleet, "study_started", json.dumps(written))
+        self._flush()  # before the first launch: what the records were measured with must not be lost with us
         try:
             while True:
                 self._hand_out(fleet, began)
@@ -221,6 +225,7 @@ class Study:
         if task.proposal is not None:
             self._search.tell(task.proposal, record)
         self._say(fleet, "trial_done", in_words(record), node, task.number)
+        self._flush()
         if task.kind == "baseline" and isinstance(outcome, Failed):
             raise SpecError(
                 f"plain decoding itself fails with these engine settings: {outcome.failure_class}: "
@@ -273,11 +278,18 @@ class Study:
         started = next((event for event in events if event.name == "study_started"), None)
         if started is None:
             return
-        old = type(self.spec).model_validate_json(started.detail).identity()
-        changed = differences(old, self.spec.identity())
+        written = json.loads(started.detail)
+        prompts = written.pop(_PROMPTS, self._prompts_digest())
+        old = type(self.spec).model_validate(written).identity() | {_PROMPTS: prompts}
+        changed = differences(old, self.spec.identity() | {_PROMPTS: self._prompts_digest()})
         if changed:
             head = f"name: study {self.spec.name!r} exists with another spec: use another name (--study). What changed:"
             raise SpecError([head, *(f"  {line}" for line in changed)])
+
+    def _prompts_digest(self) -> str:
+        """What the prompts say, not where they lie: a changed file makes other figures."""
+        text = json.dumps([prompt.model_dump() for prompt in self._workload.prompts], sort_keys=True)
+        return hashlib.blake2s(text.encode(), digest_size=8).hexdigest()
 
     def _say(self, fleet: Fleet, name: str, detail: str, node: Node | None = None, number: int | None = None) -> None:
         where = node.name if node else None

@@ -15,6 +15,8 @@ from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
 from raytune_eagle.store import ParquetStore
 from raytune_eagle.study import Study
 
+pytestmark = pytest.mark.slow  # a process of its own for each
+
 COMMAND = Path(sys.executable).parent / "raytune-eagle"
 SPEC = """
 name: s

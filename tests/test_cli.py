@@ -128,6 +128,7 @@ def test_nodes_says_who_does_what(results):
     assert re.search(r"│ b +│ idle", out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [

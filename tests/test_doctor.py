@@ -94,6 +94,7 @@ def test_flags_of_0520(flags, name, value, line):
 
 
 @needs_sglang
+@pytest.mark.sglang
 def test_captured_flags_are_those_of_the_installed_version(tmp_path, flags):
     """The installed SGLang, asked through the CPU layer's shim, answers what the asset of these tests says."""
     asked = ask(settings(tmp_path), "0.5.20")
@@ -245,6 +246,7 @@ def write_spec(folder, python, **changes):
 
 
 @needs_sglang
+@pytest.mark.sglang
 def test_cpu_spec_passes(tmp_path):
     """The demo's spec has no problem on a machine that has the CPU layer; exit 0, one line per finding on stdout."""
     done = doctor("search_spaces/tiny_cpu.yaml", "--results", tmp_path / "results")

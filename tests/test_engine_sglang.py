@@ -115,6 +115,7 @@ def test_ended_start_is_classified_from_its_log(serve):
     assert took < 2 + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "stall"])
 def test_start_that_does_nothing_is_ended_as_stalled(serve, fault):
     """No new log bytes and no CPU work for start_stall_s: ended long before start_timeout_s."""
@@ -123,6 +124,7 @@ def test_start_that_does_nothing_is_ended_as_stalled(serve, fault):
     assert 3 <= took < 15
 
 
+@pytest.mark.slow
 def test_start_that_never_ends_is_ended(serve):
     """A server that goes on logging but never serves is ended at start_timeout_s."""
     error, took = fails(serve, job("never_ready"), start_timeout_s=3)
@@ -130,6 +132,7 @@ def test_start_that_never_ends_is_ended(serve):
     assert 3 <= took < 15
 
 
+@pytest.mark.slow
 def test_port_that_was_taken_is_told_and_tried_again(serve, seen):
     """SGLang hangs when its port is taken, deaf to SIGTERM: ended, told as what it is, tried once more on another."""
     error, _ = fails(serve, job("take_port"), start_stall_s=3)
@@ -211,6 +214,7 @@ def test_death_in_mid_stream_is_a_bench_error(serve):
     assert caught.value.failure_class == "cuda_ima"
 
 
+@pytest.mark.slow
 def test_death_of_a_scheduler_is_noticed_though_the_server_lives_on(serve):
     """The first process goes on answering; the death of one that it needs is noticed within 2 s all the same."""
     with serve(job("kill_scheduler=60")) as server:

@@ -251,6 +251,7 @@ def test_counted_requests_see_a_full_server(stub):
         assert 3.4 <= busy / (end - since) <= 4.0
 
 
+@pytest.mark.slow
 def test_a_slow_last_prompt_does_not_lower_throughput(stub):
     """One prompt five times as long as the others leaves the throughput of streams of one speed as it was."""
 

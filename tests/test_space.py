@@ -150,6 +150,13 @@ def test_space_without_a_valid_point_is_refused():
         space(text)
 
 
+def test_space_too_large_to_count_is_refused():
+    """A space that would take minutes to judge says which values are too many, at once."""
+    text = SMALL.replace("int: [1, 3]", "int: [1, 1000]").replace("int: [2, 6]", "int: [2, 1000]")
+    with pytest.raises(SpecError, match=r"3,996,000 combinations of speculative .* of speculative-num_steps \(1000\)"):
+        space(text)
+
+
 def test_baseline_has_no_speculation_and_no_searched_setting():
     """Plain decoding as configured: no draft, no NCCL variable, none of the searched flags."""
     config = space(SMALL).baseline()

@@ -98,6 +98,26 @@ def test_scalars_stand_for_lists():
         ("draft: /d, ", "", "engine.draft: missing: space.speculative needs the path of an EAGLE-3 draft"),
         ("[1, 4]", "[0]", "workload.concurrency[0]: input should be greater than or equal to 1 (found 0)"),
         ("num_steps: {int: [1, 10]}, ", "", "space.speculative.num_steps: missing"),
+        (
+            "eagle_topk: 4, ",
+            "eagle_topk: 4, num_step: 3, ",
+            "start_from[0].num_step: unknown; did you mean 'num_steps'?",
+        ),
+        (
+            "eagle_topk: 4, ",
+            "eagle_topk: 4, port: 1, ",
+            "start_from[0].port: does not belong here: each launch takes a free port",
+        ),
+        (
+            "{int: [1, 10]}",
+            "{int: [1, 10000000]}",
+            "space.speculative.num_steps: int range [1, 10000000] has 10,000,000 values: list those worth a launch",
+        ),
+        (
+            "workload: {",
+            "workload: {temperature: .inf, ",
+            "workload.temperature: input should be a finite number (found inf)",
+        ),
         ("{int: [1, 10]}", "{int: [0, 3]}", "space.speculative: num_steps must be 1 or more"),
     ],
 )

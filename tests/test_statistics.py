@@ -30,6 +30,7 @@ def row(**values) -> Request:
     return Request(**({**start, "completion_tokens": 10} | values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "truth", [Truth(), Truth(drift=0.03, passes=8), Truth(prompts=24, request_noise=0.1, passes=4)]
 )
@@ -39,6 +40,7 @@ def test_equal_configurations_are_seldom_called_different(truth):
     assert found <= 0.06 * PAIRS
 
 
+@pytest.mark.slow
 def test_five_percent_are_found():
     """A true difference of 5 % is found, in the right direction, in at least 90 % of 200 comparisons of 12 passes."""
     truth = Truth(passes=12)

@@ -9,6 +9,8 @@ import pytest
 
 from raytune_eagle.nodes.turns import FileTurns, FreeForAll
 
+pytestmark = pytest.mark.slow  # waiting is what is tested
+
 
 def hold(folder, kind, seconds, log):
     with getattr(FileTurns(folder), kind)():

@@ -118,16 +118,17 @@ def _group(group: GroupSize) -> Iterator[str]:
 
 
 def _cost(space: Space) -> Iterator[str]:
-    """From the time limits in the spec, since nothing was launched yet: the most that it can be."""
+    """From the time limits in the spec, since nothing was launched yet: the most that the launches can be."""
     spec = space.spec
-    trials = min(spec.budget.trials, space.size)
+    trials = min(spec.budget.trials, space.size + len(space.starts))
+    plain = 1 + trials // spec.baseline.every
     most = spec.engine.start_timeout_s + _OTHER_S
-    hours = trials * most / 3600
+    hours = (trials + plain) * most / 3600
     price = f" ({hours * spec.node.cost_per_hour:,.0f} of cost)" if spec.node.cost_per_hour else ""
-    yield f"budget: {trials} trials, and plain decoding every {spec.baseline.every} of a node; {spec.budget.hours:g} h"
+    yield f"budget: {trials} trials in {spec.budget.hours:g} h, and {plain} of plain decoding (and one a further node)"
     yield (
-        f"at most {hours:,.1f} node-hours{price}, if every start took start_timeout_s "
-        f"({spec.engine.start_timeout_s:g} s) and {_OTHER_S:.0f} s of measuring"
+        f"about {hours:,.1f} node-hours{price} if every start took all of start_timeout_s "
+        f"({spec.engine.start_timeout_s:g} s) and measuring {_OTHER_S:.0f} s; starts are usually far quicker"
     )
 
 
