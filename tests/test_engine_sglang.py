@@ -11,6 +11,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -201,6 +202,14 @@ def test_stranger_on_our_port_is_recognised():
         port = stranger.getsockname()[1]
         assert watch.Processes(guarded).listen_on(port) is False
         assert watch.Processes(guarded).listen_on(launch.free_ports("127.0.0.1", 1)[0]) is None
+
+
+def test_listener_without_a_known_owner_is_no_stranger(monkeypatch):
+    """A socket that came while psutil looked has no owner yet: our own server must not be taken for another."""
+    socket_just_opened = SimpleNamespace(status=psutil.CONN_LISTEN, laddr=SimpleNamespace(port=4242), pid=None)
+    monkeypatch.setattr(psutil, "net_connections", lambda kind: [socket_just_opened])
+    with Guarded(["sleep", "60"]) as guarded:
+        assert watch.Processes(guarded).listen_on(4242) is None
 
 
 def test_death_in_mid_stream_is_a_bench_error(serve):

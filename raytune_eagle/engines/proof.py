@@ -77,10 +77,8 @@ class Proof(Thread):
         """Once through; False while the server is not that far."""
         try:
             up = self._up()
-        except ConnectionRefusedError:  # nobody listens
-            raise
-        except HTTP_ERRORS:  # somebody does, but may never answer
-            if self._foreign():
+        except HTTP_ERRORS as error:  # where somebody listens after all, it may be one who never answers
+            if not isinstance(getattr(error, "reason", None), ConnectionRefusedError) and self._foreign():
                 return True
             raise
         if self._foreign():

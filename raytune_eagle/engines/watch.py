@@ -63,10 +63,14 @@ class Processes:
         return total
 
     def listen_on(self, port: int) -> bool | None:
-        """Whether one of ours listens on this port: None when nobody does, False when a stranger does."""
+        """Whether one of ours listens on this port: None when nobody is known to, False when a stranger does.
+
+        A socket that came while psutil looked has no owner yet: it is left for the next look, or a server of ours
+        that has just begun to listen would be taken for a stranger.
+        """
         ours = {process.pid for process in self.tree()}
         listeners = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
-        owners = [each.pid for each in listeners if each.laddr and each.laddr.port == port]
+        owners = [each.pid for each in listeners if each.laddr and each.laddr.port == port and each.pid is not None]
         if not owners:
             return None
         return any(pid in ours for pid in owners)
