@@ -220,7 +220,9 @@ def await_trials(folder, count, seconds=90):
 
 def ours():
     """Folders and processes of a local Ray of ours."""
-    folders = set(Path("/tmp").glob("rte-*"))
+    folders = {
+        path for name in ("rte-*", "raytune-eagle-*") for path in Path("/tmp").glob(name) if "guards" not in path.name
+    }
     processes = []
     for process in psutil.process_iter():
         try:

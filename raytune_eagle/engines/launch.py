@@ -130,12 +130,14 @@ def prepare(settings: Settings, job: Job) -> Launch:
         if value is not None:
             given[flag] = value
     key = str(given.setdefault("api-key", f"rte-{secrets.token_hex(16)}"))
-    secret_dir = Path(tempfile.mkdtemp(prefix="raytune-eagle-"))  # 0700
+    settings.work_dir.mkdir(parents=True, exist_ok=True)
+    # 0700, and under work_dir: of a local Ray that is its folder, which goes with it even when the guard that would
+    # remove this one is killed first
+    secret_dir = Path(tempfile.mkdtemp(prefix="key-", dir=settings.work_dir))
     file = secret_dir / "server.yaml"
     with os.fdopen(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
         yaml.safe_dump(given, out)
     port, nccl_port = free_ports(settings.host, 2)
-    settings.work_dir.mkdir(parents=True, exist_ok=True)
     address = ["--host", settings.host, "--port", str(port), "--nccl-port", str(nccl_port), "--config", str(file)]
     return Launch(
         argv=(settings.interpreter, *config.launcher[1:], *words, *address),

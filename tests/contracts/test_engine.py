@@ -70,7 +70,7 @@ def generate(server, tokens=24):
 
 def secret_files():
     """Key files of servers, which must not stay."""
-    return set(Path(tempfile.gettempdir()).glob("raytune-eagle-*/server.yaml"))
+    return set(Path(tempfile.gettempdir()).glob("**/server.yaml"))
 
 
 def processes_at(server):
