@@ -34,7 +34,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# No Ray, no SGLang: under a minute.
+# Without Ray, SGLang and tests marked slow: about a minute.
 test-fast: setup
 	$(BIN)/python -m pytest -m "not ray and not sglang and not slow" --numprocesses 2 --dist loadfile
 
