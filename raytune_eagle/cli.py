@@ -21,13 +21,15 @@ from raytune_eagle.engines.launch import resolved
 from raytune_eagle.errors import RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.model import Config, Event, TrialRecord, Workload
 from raytune_eagle.report import console as shown
-from raytune_eagle.report.best import export, verdict, winner
+from raytune_eagle.report.export import FORMS as EXPORTS
+from raytune_eagle.report.export import export
 from raytune_eagle.report.query import Query
 from raytune_eagle.report.render import FORMS, render
+from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore, check_study_name
-from raytune_eagle.workload import load_prompts
+from raytune_eagle.workload import held_out_prompts, load_prompts
 
 _FILE_WIDTH = 120
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
@@ -96,7 +98,7 @@ def _run(space: Space, workload: Workload, results: str, where: str, nodes: int)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
-        study = Study(space, workload, store, shown.Progress(console))
+        study = Study(space, workload, store, shown.Progress(console), held_out=_held_out(spec, workload))
         if study.done():
             console.print(f"study {spec.name} is done: {len(study.trials)} trials; nothing to launch")
             return study.records
@@ -127,6 +129,14 @@ def _space_and_workload(spec: Spec) -> tuple[Space, Workload]:
     settings = spec.workload.model_dump(exclude={"prompts"})
     prompts = load_prompts(spec.workload.prompts)
     return Space(spec), Workload(prompts=prompts, seed=spec.search.seed, **settings)
+
+
+def _held_out(spec: Spec, workload: Workload) -> Workload:
+    """What the end is confirmed with; the prompts of the search where none is held out."""
+    prompts = held_out_prompts(spec.workload.prompts)
+    if not prompts and spec.confirm.top:
+        _say([f"{spec.workload.prompts}: no prompt is held out, so the best are confirmed on those of the search"])
+    return workload.model_copy(update={"prompts": prompts or workload.prompts})
 
 
 @main.command()
@@ -174,7 +184,7 @@ def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
 @click.argument("study")
 @_results
 @click.option("--concurrency", type=click.IntRange(min=1), help="Which winner; default: the first measured.")
-@click.option("--export", "form", type=click.Choice(["command", "env", "json"]), help="Print the launch alone.")
+@click.option("--export", "form", type=click.Choice(EXPORTS), help="Print the launch alone.")
 def best(study: str, results: str, concurrency: int | None, form: str | None) -> None:
     """Show the winner of STUDY with its interval against plain decoding, or export its launch."""
     records = _records(results, study)

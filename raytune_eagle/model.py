@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -99,9 +98,10 @@ class Config(Value):
         env = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         return " ".join([*env, shlex.join([*self.launcher, *self.argv()])])
 
-    @cached_property
+    @property
     def uid(self) -> str:
         """12 hex digits: equal for launches that are equal whatever the order of their flags."""
+        # Not cached: a copy with changes would inherit it.
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
 

@@ -38,7 +38,7 @@ _NAMES = (
     Column("number", INT, "", "number of the launch in its study, from 0, over all kinds; with study: one trial"),
     Column("uid", TEXT, "", "12 hex digits of the configuration exactly as launched"),
     Column("key", TEXT, "", "12 hex digits of its canonical form; launches with one key are the same point"),
-    Column("kind", TEXT, "", "baseline (plain decoding), trial, or confirm (the winner again)"),
+    Column("kind", TEXT, "", "baseline (plain decoding), trial, or confirm (both again, on held-out prompts)"),
     Column("node", TEXT, "", "machine that ran it"),
     Column("status", TEXT, "", "completed; infeasible: measured, breaks a constraint; failed; lost with its machines"),
     Column("failure_class", TEXT, "", "what a failure was, one word; null when there was none"),
