@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from raytune_eagle import gates
 from raytune_eagle.confirm import Lineup, late_lineup, lineup
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.identity import STARTED, check_same, written
@@ -281,6 +282,9 @@ class Study:
     def _record(self, fleet: Fleet, node: Node, task: Task, outcome: Completed | Failed) -> TrialRecord:
         plain = self._benches[node.name].plain.get("confirm" if task.kind == "confirm" else "baseline")
         baseline = plain.outcome if plain and isinstance(plain.outcome, Completed) else None
+        if isinstance(outcome, Completed):
+            reference = None if task.kind == "baseline" else baseline
+            outcome = gates.judged(outcome, reference, self._workload.temperature)
         return TrialRecord(
             study=self.spec.name,
             number=task.number,
