@@ -145,7 +145,7 @@ def _cost(space: Space) -> Iterator[str]:
     price = f" ({hours * spec.node.cost_per_hour:,.0f} of cost)" if spec.node.cost_per_hour else ""
     yield (
         f"budget: {trials} trials in {spec.budget.hours:g} h, {plain} launches of plain decoding (two more a further "
-        f"node), and {again} or fewer to confirm the best"
+        f"node), and about {again} to confirm the best"
     )
     yield (
         f"about {hours:,.1f} node-hours{price} if every start took all of start_timeout_s "
