@@ -21,6 +21,7 @@ from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.model import Event
 from raytune_eagle.nodes import local_ray
+from raytune_eagle.nodes.owner import Setup
 from raytune_eagle.nodes.turns import FileTurns, FreeForAll
 from raytune_eagle.ports import Engine, Fleet
 from raytune_eagle.spec import Spec
@@ -61,10 +62,8 @@ def _join(
     shares = folder is not None and not spec.node.gpus and len(engines) > 1
     turns = FileTurns(str(folder)) if shares else FreeForAll()
     make = partial(make_engine, engines, node_settings(spec))
-    try:
-        fleet: Fleet = nodes_ray.RayFleet(address, make, spec.node.gpus, on_event, turns)
-    except ConnectionError as exc:
-        raise NodeError(f"no Ray cluster at {address}: {exc}") from exc
+    setup = Setup(make, turns, spec.node.grace_s, spool=folder is None)
+    fleet: Fleet = nodes_ray.RayFleet(address, setup, spec.node.gpus, on_event)
     try:
         yield fleet
     finally:

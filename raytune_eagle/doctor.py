@@ -45,11 +45,11 @@ def examine(spec: Spec, workload: Workload, results: str, where: str, nodes: int
     if where == LOCAL:
         return {"": [*_fits(spec, nodes), *examine_node(spec, workload)[0], *here]}
     os.environ.update(local_ray.ENVIRONMENT)
-    nodes_ray = importlib.import_module("raytune_eagle.nodes.ray")  # after the environment: Ray reads it once
+    joining = importlib.import_module("raytune_eagle.nodes.joining")  # after the environment: Ray reads it once
     asked = time.time()
-    answers = nodes_ray.ask_every_node(where, partial(examine_node, spec, workload), _NODE_S)
+    answers = joining.ask_every_node(where, partial(examine_node, spec, workload), _NODE_S)
     if not answers:
-        here.append(problem("--cluster", f"no node of {where} has the resource {nodes_ray.RESOURCE}; see cluster.yaml"))
+        here.append(problem("--cluster", f"no node of {where} has the resource {joining.RESOURCE}; see cluster.yaml"))
     return {"": here} | {name: _answer(answer, asked) for name, answer in answers.items()}
 
 

@@ -27,7 +27,7 @@ def test_killed_actor_is_a_node_error_and_the_node_comes_back(tmp_path):
         node = rig.nodes()["local-0"]
         pending = node.submit(job(1, env={"RAYTUNE_FAKE": "never_ready"}))
         server, owner = _await_server()
-        assert owner.name().startswith("ray::_Owner")
+        assert owner.name().startswith("ray::Owner")
         killed = time.monotonic()
         owner.kill()
         wait([pending], 30)
@@ -36,6 +36,28 @@ def test_killed_actor_is_a_node_error_and_the_node_comes_back(tmp_path):
         assert not alive, f"its server lives on {time.monotonic() - killed:.0f} s later"
         again = rig.nodes()[node.name]
         assert isinstance(rig.result(again.submit(job(2))), Completed)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", ["local-0", "local-1"])
+def test_killed_raylet_takes_its_node_with_it(tmp_path, name):
+    """SIGKILL of a raylet, of the head or not: NodeError and no server within 15 s, the other node is not held up."""
+    with ExitStack() as stack:
+        rig = Rig("ray", tmp_path, stack)
+        node = rig.nodes()[name]
+        pending = node.submit(job(1, env={"RAYTUNE_FAKE": "never_ready"}))
+        server, owner = _await_server()
+        raylet = owner.parent()
+        assert raylet.name() == "raylet"
+        raylet.kill()
+        _, alive = psutil.wait_procs([server, owner], timeout=15)
+        assert not alive
+        wait([pending], 30)
+        assert isinstance(pending.exception(timeout=0), NodeError)
+        other = next(each for each in rig.nodes(1).values() if each.name != name)
+        assert isinstance(rig.result(other.submit(job(2))), Completed)
+        again = rig.nodes()[name]
+        assert isinstance(rig.result(again.submit(job(3))), Completed)
 
 
 def _await_server():

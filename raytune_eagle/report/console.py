@@ -24,6 +24,10 @@ _SHOWN = {
     "pass": "measuring",
     "trial_done": "done",
     "node_quarantined": "put aside",
+    "node_silent": "no answer",
+    "node_back": "back",
+    "node_lost": "lost",
+    "dropped": "dropped",
     "cpu": "note",
     "swept": "cleaned up",
 }

@@ -1,0 +1,142 @@
+"""A running Ray cluster: is it there, which nodes does it have, and what do they answer to a question?"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray._private import services
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+from ray.exceptions import AuthenticationError, GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raytune_eagle.errors import NodeError, SpecError
+
+RESOURCE = "eagle_node"
+NAME_LABEL = "eagle-node"
+"""Ray label that names a node; without it a node goes by its host's name."""
+
+_REACH_S = 5.0
+_ANSWER_S = 10.0
+
+
+def join(address: str, namespace: str | None = None) -> None:
+    """Become a driver of the cluster at `address`: ``HOST:PORT``, or ``auto``.
+
+    Raises:
+        SpecError: `address` cannot be one.
+        NodeError: there is none, or it refuses us; told within seconds, which Ray itself would not do.
+    """
+    _reach(address)
+    try:
+        ray.init(
+            address=address,
+            namespace=namespace,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except Exception as exc:
+        raise _why(address, exc) from exc
+
+
+def _reach(address: str) -> None:
+    """Raise unless the head of a cluster answers there: `ray.init` would try for minutes."""
+    try:
+        found = services.canonicalize_bootstrap_address_or_die(address)
+    except ConnectionError as exc:
+        raise NodeError(f"--cluster {address}: no Ray runs on this machine; start one (ray up cluster.yaml)") from exc
+    except ValueError as exc:
+        raise SpecError(f"--cluster {address}: give `local`, `auto` or HOST:PORT ({exc})") from exc
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except (OSError, ValueError) as exc:
+        raise NodeError(f"--cluster {address}: nobody answers at {found} ({exc}): is the head up? (ray up)") from exc
+    try:
+        _asked(found).result(_ANSWER_S)
+    except TimeoutError as exc:
+        why = f"what listens at {found} is no Ray head, or hangs; a head's port is 6379 unless it was told another"
+        raise NodeError(f"--cluster {address}: {why}") from exc
+    except Exception as exc:
+        raise _why(address, exc) from exc
+
+
+def _asked(address: str) -> Future[Any]:
+    """In a thread that does not keep this process from ending: what is no head is asked for 40 s."""
+    asked: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            asked.set_result(GcsClient(address=address))
+        except BaseException as exc:  # noqa: BLE001 - raised by who waits
+            asked.set_exception(exc)
+
+    threading.Thread(target=ask, daemon=True).start()
+    return asked
+
+
+def _why(address: str, exc: BaseException) -> BaseException:
+    if isinstance(exc, AuthenticationError) or "unauthenticated" in str(exc).lower():
+        return NodeError(f"--cluster {address}: it refuses us: put the cluster's token into ~/.ray/auth_token")
+    if isinstance(exc, RayError | ConnectionError | RuntimeError):
+        return NodeError(f"--cluster {address}: cannot join: {str(exc).strip().splitlines()[0]}")
+    return exc
+
+
+def listed() -> list[dict[str, Any]]:
+    """Nodes of the cluster that are alive and ours to own, as Ray describes them."""
+    every: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in every if node["Alive"] and node["Resources"].get(RESOURCE)]
+
+
+def node_name(node: dict[str, Any]) -> str:
+    """What a node is called in records: the same after a restart of Ray, which gives it another id."""
+    return str(node.get("Labels", {}).get(NAME_LABEL) or node["NodeManagerHostname"])
+
+
+def ask_every_node(address: str, question: Callable[[], Any], timeout_s: float) -> dict[str, Any]:
+    """Call `question` on every node with the resource ``eagle_node``, also on those that a study owns.
+
+    Returns:
+        Each node's answer, or, as text, why there is none, by the node's name.
+
+    Raises:
+        NodeError: there is no cluster at `address`.
+    """
+    join(address)
+    try:
+        asked = {node_name(node): _on_node(question, node["NodeID"]) for node in listed()}
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s) if asked else None
+        return {name: _answer_of(reference) for name, reference in asked.items()}
+    finally:
+        ray.shutdown()
+
+
+def _on_node(question: Callable[[], Any], node_id: str) -> Any:
+    """Start it there, with no claim on CPUs or GPUs, and with the GPUs that the node has to be seen."""
+    options = {
+        "num_cpus": 0,
+        "max_retries": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+        "runtime_env": {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}},
+    }
+
+    def call() -> Any:
+        return question()
+
+    return ray.remote(call).options(**options).remote()
+
+
+def _answer_of(reference: Any) -> Any:
+    try:
+        return ray.get(reference, timeout=0)
+    except GetTimeoutError:
+        return "it did not answer in time"
+    except RayError as exc:
+        return f"it did not answer: {str(exc).strip().splitlines()[-1]}"
