@@ -70,6 +70,16 @@ def _join(
         fleet.close()
 
 
+def live_nodes(where: str) -> list[tuple[str, str, int, str, float, str, int | None, str]]:
+    """What each node of a running cluster does now; see `report.console.live_table`, and those put aside by a study."""
+    joining = importlib.import_module("raytune_eagle.nodes.joining")
+    rows = []
+    for view in joining.look(where):
+        study, number = (view.job.study, view.job.number) if view.job else ("", None)
+        rows.append((view.name, view.address, view.gpus, view.state, view.since, study, number, view.detail))
+    return rows
+
+
 def make_engine(engines: dict[str, Settings], otherwise: Settings, name: str) -> Engine:
     """Engine of the node of this name; called on that node."""
     settings = engines.get(name, otherwise)

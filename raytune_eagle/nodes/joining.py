@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -16,8 +18,11 @@ from ray.exceptions import AuthenticationError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytune_eagle.errors import NodeError, SpecError
+from raytune_eagle.model import Job
 
 RESOURCE = "eagle_node"
+NAMESPACE = "raytune-eagle"
+"""Ray namespace in which the owners of nodes are found, under their node's name and a number."""
 NAME_LABEL = "eagle-node"
 """Ray label that names a node; without it a node goes by its host's name."""
 
@@ -32,7 +37,7 @@ def join(address: str, namespace: str | None = None) -> None:
         SpecError: `address` cannot be one.
         NodeError: there is none, or it refuses us; told within seconds, which Ray itself would not do.
     """
-    _reach(address)
+    reach(address)
     try:
         ray.init(
             address=address,
@@ -45,8 +50,8 @@ def join(address: str, namespace: str | None = None) -> None:
         raise _why(address, exc) from exc
 
 
-def _reach(address: str) -> None:
-    """Raise unless the head of a cluster answers there: `ray.init` would try for minutes."""
+def reach(address: str) -> None:
+    """Raise `NodeError` unless the head of a cluster answers there: `ray.init` would try for minutes."""
     try:
         found = services.canonicalize_bootstrap_address_or_die(address)
     except ConnectionError as exc:
@@ -116,6 +121,61 @@ def ask_every_node(address: str, question: Callable[[], Any], timeout_s: float) 
         return {name: _answer_of(reference) for name, reference in asked.items()}
     finally:
         ray.shutdown()
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """What a node of a running cluster does now.
+
+    Attributes:
+        state: ``free``, ``owned`` (between two trials), ``busy``, or ``no answer``.
+        since: of the state, in seconds since the epoch; 0 where that is not known.
+        job: the trial that runs.
+        detail: the last thing that the trial told.
+    """
+
+    name: str
+    address: str
+    gpus: int
+    state: str = "free"
+    since: float = 0.0
+    job: Job | None = None
+    detail: str = ""
+
+
+def look(address: str) -> list[NodeView]:
+    """Every node of the cluster at `address` that studies may use; raises `NodeError` when there is none there."""
+    join(address, NAMESPACE)
+    try:
+        owners = _owners()
+        views = [
+            NodeView(node_name(node), node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0)))
+            for node in listed()
+        ]
+        asked = {view.name: owners[view.name].doing.remote() for view in views if view.name in owners}
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=_REACH_S) if asked else None
+        return sorted((_seen(view, asked.get(view.name)) for view in views), key=lambda view: view.name)
+    finally:
+        ray.shutdown()
+
+
+def _owners() -> dict[str, Any]:
+    found = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == NAMESPACE:
+            with suppress(ValueError):  # it ended meanwhile
+                found[actor["name"].rpartition(" ")[0]] = ray.get_actor(actor["name"], NAMESPACE)
+    return found
+
+
+def _seen(view: NodeView, asked: Any) -> NodeView:
+    if asked is None:
+        return view
+    try:
+        job, since, detail = ray.get(asked, timeout=0)
+    except RayError:
+        return replace(view, state="no answer")
+    return replace(view, state="busy" if job else "owned", since=since, job=job, detail=detail if job else "")
 
 
 def _on_node(question: Callable[[], Any], node_id: str) -> Any:

@@ -24,12 +24,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytune_eagle.errors import NodeError
 from raytune_eagle.model import Completed, Event, Failed, Job, NodeFacts
-from raytune_eagle.nodes.joining import RESOURCE, join, listed, node_name
+from raytune_eagle.nodes.joining import NAMESPACE, RESOURCE, join, listed, node_name
 from raytune_eagle.nodes.owner import Late, News, Owner, Setup
 from raytune_eagle.ports import Pending
-
-NAMESPACE = "raytune-eagle"
-"""Ray namespace in which owners are found by name."""
 
 _LOOK_S = 2.0
 """Seconds between two looks at which nodes there are."""

@@ -174,6 +174,28 @@ def node_table(events: Sequence[Event]) -> Table:
     return table
 
 
+def live_table(rows: Sequence[tuple[str, str, int, str, float, str, int | None, str]]) -> Table:
+    """One line per node of a running cluster: name, address, GPUs, state, since, study, launch, detail."""
+    table = Table()
+    for name in ("node", "address", "GPUs", "state", "since", "study", "launch", "detail"):
+        table.add_column(name)
+    for node, address, gpus, state, since, study, number, detail in rows:
+        clock = time.strftime("%F %T", time.localtime(since)) if since else ""
+        launch = "" if number is None else str(number)
+        table.add_row(escape(node), address, str(gpus), state, clock, escape(study), launch, escape(detail))
+    return table
+
+
+def job_table(rows: Sequence[tuple[str, str, str, float, str]]) -> Table:
+    """One line per job that runs a study: study, job, status, start, message."""
+    table = Table()
+    for name in ("study", "job", "status", "since", "detail"):
+        table.add_column(name)
+    for study, job, status, since, detail in rows:
+        table.add_row(escape(study), job, status, time.strftime("%F %T", time.localtime(since)), escape(detail))
+    return table
+
+
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
