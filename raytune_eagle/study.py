@@ -231,20 +231,20 @@ class Study:
     # -------------------------------------------------------------------------------------------- what came of a launch
     def _settle(self, fleet: Fleet, pending: Pending) -> None:
         node, task = self._busy.pop(pending)
+        outcome: Completed | Failed | None = None
+        trouble: NodeError | None = None
         try:
             outcome = pending.result()
+            self._benches[node.name].failures = 0
         except NodeError as exc:
             self._put_aside(fleet, node, task, exc)
-            if exc.outcome is None:
-                self._ask_again(fleet, node, task, exc)
-                return
-            outcome = exc.outcome
-        else:
-            self._benches[node.name].failures = 0
-        if task.lost_on and any(record.number == task.number for record in self.records):  # its first try came in late
-            self._say(fleet, "dropped", "measured twice: the other result was kept", node, task.number)
-            return
-        self._keep(fleet, node, task, outcome)
+            outcome, trouble = exc.outcome, exc
+        if task.lost_on and any(record.number == task.number for record in self.records):
+            self._say(fleet, "dropped", "the result of its first try came late and was kept", node, task.number)
+        elif outcome is not None:
+            self._keep(fleet, node, task, outcome)
+        elif trouble is not None:
+            self._ask_again(fleet, node, task, trouble)
 
     def _settle_late(self, fleet: Fleet, node: Node, job: Job, outcome: Completed | Failed) -> None:
         """A node that was given up is back with a result: kept, unless the trial came to one elsewhere meanwhile."""
