@@ -87,6 +87,7 @@ def run(spec_file: str, where: str, nodes: int, results: str, *, detach: bool, *
     spec, console = space.spec, _stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
+    _say(shown.put_aside(ParquetStore(results).read_events(spec.name)))
     if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
         sys.exit(_FAILED)
 

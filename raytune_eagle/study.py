@@ -237,7 +237,6 @@ class Study:
             outcome = pending.result()
             self._benches[node.name].failures = 0
         except NodeError as exc:
-            self._put_aside(fleet, node, task, exc)
             outcome, trouble = exc.outcome, exc
         if task.lost_on and any(record.number == task.number for record in self.records):
             self._say(fleet, "dropped", "the result of its first try came late and was kept", node, task.number)
@@ -245,6 +244,8 @@ class Study:
             self._keep(fleet, node, task, outcome)
         elif trouble is not None:
             self._ask_again(fleet, node, task, trouble)
+        if trouble is not None:
+            self._put_aside(fleet, node, task, trouble)
 
     def _settle_late(self, fleet: Fleet, node: Node, job: Job, outcome: Completed | Failed) -> None:
         """A node that was given up is back with a result: kept, unless the trial came to one elsewhere meanwhile."""

@@ -1,8 +1,13 @@
 """A real local Ray: an actor that is killed, and nothing left behind."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +18,7 @@ from rigs import FAKE, Rig, job
 
 from raytune_eagle.errors import NodeError
 from raytune_eagle.model import Completed
+from raytune_eagle.store import ParquetStore
 
 
 def descendants():
@@ -107,3 +113,53 @@ def _ray_folder(process):
 
 def _in_our_ray(process):
     return _ray_folder(process).startswith("/tmp/rte-")
+
+
+GPU_SPEC = """
+name: leak
+engine: {{model: builtin:tiny, draft: builtin:tiny, python: {python}}}
+node: {{gpus: 1}}
+workload: {{prompts: builtin:tiny, max_new_tokens: 8, max_passes: 2, min_passes: 2}}
+space: {{speculative: {{num_steps: {{int: [1, 5]}}, eagle_topk: [1, 2], num_draft_tokens: {{int: [2, 8]}}}}}}
+search: {{sampler: random}}
+budget: {{trials: 4}}
+"""
+
+
+@pytest.mark.ray
+def test_gpu_that_keeps_memory_puts_its_node_aside(tmp_path):
+    """Its trial is kept, the node takes no other, the study goes on with the other one, and both reports name it."""
+    wrapper = tmp_path / "python"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$1 $2" = "-m sglang.launch_server" ]; then shift 2; exec {sys.executable} {FAKE} "$@"; fi\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    (tmp_path / "spec.yaml").write_text(GPU_SPEC.format(python=wrapper))
+    nvml = tmp_path / "nvml"
+    nvml.mkdir()
+    (nvml / "gpus").write_text("2")
+    path = os.pathsep.join([str(FAKE.parent / "nvml"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, "FAKE_NVML": str(nvml)}
+    command = [sys.executable, "-m", "raytune_eagle"]
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        run = subprocess.Popen(
+            [*command, "run", "spec.yaml", "--nodes", "2"], cwd=tmp_path, env=env, stdout=out, stderr=out
+        )
+    deadline = time.monotonic() + 60
+    while not re.search(r"local-1 #\d +ready", log.read_text()):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    (nvml / "used-1").write_text("2000")  # while its first server runs: from now on it does not go away
+    assert run.wait(200) == 0, log.read_text()
+    text = log.read_text()
+    records = list(ParquetStore(str(tmp_path / "results")).read("leak"))
+    assert Counter(record.kind for record in records)["trial"] == 4
+    assert len([record for record in records if record.node == "local-1"]) == 1
+    assert "GPU 1: 2000 MiB" in text.splitlines()[-1]
+    shown = subprocess.run(
+        [*command, "nodes"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(r"local-1 +│ put aside", shown)

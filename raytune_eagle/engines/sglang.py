@@ -161,6 +161,7 @@ class SglangEngine:
     def __init__(self, settings: Settings, gpus: Gpus | None = None) -> None:
         self.settings = settings
         self.gpus = gpus or (Nvml(settings.gpus) if settings.gpus else None)
+        self._least_mib: dict[int, int] = {}
 
     def command(self, job: Job) -> str:
         """The launch as one pasteable shell line."""
@@ -186,7 +187,7 @@ class SglangEngine:
             progress("swept", f"killed {len(swept)} processes that a killed guard left: {swept}")
         if CPU_LAUNCHER in job.config.launcher:
             progress("cpu", "SGLang runs on the CPU: its figures say nothing about GPUs")
-        return require_free(self.gpus) if self.gpus else []
+        return require_free(self.gpus, self._least_mib) if self.gpus else []
 
     def _start(self, job: Job, progress: Progress, before: list[Gpu]) -> Start:
         """A server that is ready; a failure that may pass is given one more try."""
