@@ -48,7 +48,7 @@ def open_fleet(spec: Spec, where: str, nodes: int, on_event: Listener) -> Iterat
         NodeError: Ray did not start, or cannot be reached.
     """
     if where == LOCAL:
-        with _local_ray(spec, nodes) as (address, folder):
+        with local_ray_of(spec, nodes) as (address, folder):
             yield from _join(spec, address, _local_engines(spec, nodes, folder), folder, on_event)
     else:
         yield from _join(spec, where, {}, None, on_event)
@@ -124,7 +124,7 @@ def check_local(spec: Spec, nodes: int) -> None:
 
 
 @contextmanager
-def _local_ray(spec: Spec, nodes: int) -> Iterator[tuple[str, Path]]:
+def local_ray_of(spec: Spec, nodes: int) -> Iterator[tuple[str, Path]]:
     """A Ray of our own under a guard: its processes and its folder go with us, however we go."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
     ready, log_path = folder / "address", folder / "ray.log"

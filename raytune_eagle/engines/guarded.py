@@ -190,7 +190,7 @@ class Guarded:
 
 def marked() -> dict[int, str]:
     """Mark of each process that some guard started, as far as we may look; only of our own pid namespace."""
-    ours = Path("/proc/self/ns/pid").stat().st_ino  # elsewhere pids mean other processes
+    ours = guard.pid_namespace()
     found = {}
     prefix = f"{guard.MARK}=".encode()
     for pid in guard.parents():
@@ -208,11 +208,11 @@ def marked() -> dict[int, str]:
 
 def noted() -> dict[int, Path]:
     """Notes of guards of our pid namespace that are dead, by the guard's pid, which is its session's number too."""
-    ours = str(Path("/proc/self/ns/pid").stat().st_ino)
+    ours = guard.pid_namespace()
     found = {}
     for path in Path(guard.NOTES).glob(f"{ours}-*-*"):
         _, pid, start = path.name.split("-")
-        if not _alive(f"{pid}:{start}"):
+        if not _alive(f"{ours}:{pid}:{start}"):
             found[int(pid)] = path
     return found
 
@@ -249,6 +249,7 @@ def sweep(timeout_s: float = 10.0) -> list[int]:
 
 
 def _alive(mark: str) -> bool:
-    """Whether the guard of this mark still runs."""
-    pid, _, start = mark.partition(":")
-    return not pid.isdigit() or guard.started(int(pid)) == start
+    """Whether the guard of this mark still runs, or cannot be seen from here: outside of our container, say."""
+    namespace, _, rest = mark.partition(":")
+    pid, _, start = rest.partition(":")
+    return namespace != str(guard.pid_namespace()) or not pid.isdigit() or guard.started(int(pid)) == start

@@ -152,6 +152,14 @@ def whose(failure: logs.Failure, config: Config) -> logs.Fault:
     return "configuration" if any(word in failure.line for word in own) else "spec"
 
 
+def _swept() -> list[int]:
+    """What a killed guard left, killed; what cannot be is the machine's fault."""
+    try:
+        return sweep()
+    except StillAliveError as error:
+        raise NodeError(str(error)) from error
+
+
 class SglangEngine:
     """Serves one configuration at a time; see `raytune_eagle.ports.Engine`.
 
@@ -183,7 +191,7 @@ class SglangEngine:
 
     def _before(self, job: Job, progress: Progress) -> list[Gpu]:
         """Clear the way: no orphans, GPUs that are free."""
-        if swept := sweep():
+        if swept := _swept():
             progress("swept", f"killed {len(swept)} processes that a killed guard left: {swept}")
         if CPU_LAUNCHER in job.config.launcher:
             progress("cpu", "SGLang runs on the CPU: its figures say nothing about GPUs")
