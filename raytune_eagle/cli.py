@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from raytune_eagle import __version__, specfile
 from raytune_eagle.engines.launch import resolved
 from raytune_eagle.errors import RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.model import Config, Event, TrialRecord, Workload
+from raytune_eagle.patience import PatientStore
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.export import FORMS as EXPORTS
 from raytune_eagle.report.export import export
@@ -127,6 +129,14 @@ def _run(space: Space, workload: Workload, results: str, where: str, nodes: int)
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
         study.run(fleet)
     return study.records
+
+
+def _patient(store: ParquetStore, space: Space) -> PatientStore:
+    """Results that cannot be written for long are put into the home of this user."""
+    place = Path.home() / "raytune-eagle-rescued" / time.strftime("%Y%m%d-%H%M%S")
+    rescue = ParquetStore(str(place))
+    rescue.declare(space.spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
+    return PatientStore(store, rescue, str(place), lambda line: _say([line]))
 
 
 def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
