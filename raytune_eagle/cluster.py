@@ -57,7 +57,7 @@ def open_fleet(spec: Spec, where: str, nodes: int, on_event: Listener) -> Iterat
 def _join(
     spec: Spec, address: str, engines: dict[str, Settings], folder: Path | None, on_event: Listener
 ) -> Iterator[Fleet]:
-    os.environ.update(local_ray.ENVIRONMENT if folder else {})
+    os.environ.update(local_ray.environment_for(address))
     nodes_ray = importlib.import_module("raytune_eagle.nodes.ray")  # after the environment: Ray reads it once
     shares = folder is not None and not spec.node.gpus and len(engines) > 1
     turns = FileTurns(str(folder)) if shares else FreeForAll()
@@ -72,6 +72,7 @@ def _join(
 
 def live_nodes(where: str) -> list[tuple[str, str, int, str, float, str, int | None, str]]:
     """What each node of a running cluster does now; see `report.console.live_table`, and those put aside by a study."""
+    os.environ.update(local_ray.environment_for(where))
     joining = importlib.import_module("raytune_eagle.nodes.joining")
     rows = []
     for view in joining.look(where):

@@ -6,11 +6,14 @@ import importlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from raytune_eagle.checkpoints import DRAFT, check_draft, check_target
+from raytune_eagle import __version__
+from raytune_eagle.checkpoints import DRAFT, check_draft, check_target, fingerprint
 from raytune_eagle.cluster import LOCAL, check_local, node_settings
 from raytune_eagle.drafts import Demand
 from raytune_eagle.engines.builtin import builtin_path
@@ -43,35 +46,72 @@ def examine(spec: Spec, workload: Workload, results: str, where: str, nodes: int
     """
     here = list(check_folder("--results", _path(results))) if is_local(results) else []
     if where == LOCAL:
-        return {"": [*_fits(spec, nodes), *examine_node(spec, workload)[0], *here]}
-    os.environ.update(local_ray.ENVIRONMENT)
+        return {"": [*_fits(spec, nodes), *examine_node(spec, workload).findings, *here]}
+    os.environ.update(local_ray.environment_for(where))
     joining = importlib.import_module("raytune_eagle.nodes.joining")  # after the environment: Ray reads it once
     asked = time.time()
     answers = joining.ask_every_node(where, partial(examine_node, spec, workload), _NODE_S)
     if not answers:
         here.append(problem("--cluster", f"no node of {where} has the resource {joining.RESOURCE}; see cluster.yaml"))
+    here += differences({name: answer.traits for name, answer in answers.items() if isinstance(answer, Survey)})
     return {"": here} | {name: _answer(answer, asked) for name, answer in answers.items()}
 
 
-def examine_node(spec: Spec, workload: Workload) -> tuple[list[Finding], float]:
-    """What is found on the machine that this runs on, and its clock; most of its seconds SGLang takes to be asked."""
+@dataclass(frozen=True)
+class Survey:
+    """What is found on one machine.
+
+    Attributes:
+        clock: its time when it was asked, seconds since the epoch.
+        traits: what must be the same on every node, by the place in the spec that it stems from.
+    """
+
+    findings: list[Finding]
+    clock: float
+    traits: dict[str, str]
+
+
+def differences(traits: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """Problems where nodes are not alike: their figures could not be compared."""
+    found = []
+    for place in dict.fromkeys(place for node in traits.values() for place in node):
+        by_value: dict[str, list[str]] = {}
+        for name, node in sorted(traits.items()):
+            by_value.setdefault(node.get(place, "none"), []).append(name)
+        if len(by_value) > 1:
+            shown = "; ".join(f"{value} on {', '.join(names)}" for value, names in by_value.items())
+            found.append(problem(place, f"not the same on every node: {shown}"))
+    return found
+
+
+def examine_node(spec: Spec, workload: Workload) -> Survey:
+    """What is found on the machine that this runs on; most of its seconds SGLang takes to be asked."""
     settings, clock = node_settings(spec), time.time()
     findings, version = check_interpreter(settings, spec.engine.version)
     findings += _flags(spec, settings, version)
     findings += check_models(spec, workload)
     findings += check_gpus(settings, Nvml(settings.gpus))
     findings += check_machine(settings)
-    return findings, clock
+    return Survey(findings, clock, _traits(spec, version))
 
 
-def _answer(answer: tuple[list[Finding], float] | str, asked: float) -> list[Finding]:
+def _traits(spec: Spec, sglang: str | None) -> dict[str, str]:
+    """Versions, and what the checkpoints hold."""
+    found = {"raytune-eagle": __version__, "engine.python": f"SGLang {sglang or 'missing'}"}
+    with suppress(SpecError):
+        found["engine.model"] = fingerprint(builtin_path(spec.engine.model, "target")) or "missing"
+        for index, draft in enumerate(spec.engine.draft):
+            found[f"engine.draft[{index}]"] = fingerprint(builtin_path(draft, "draft")) or "missing"
+    return found
+
+
+def _answer(answer: Survey | str, asked: float) -> list[Finding]:
     """A node's findings; its clock is fast or slow if it read less than when it was asked, or more than now."""
     if isinstance(answer, str):
         return [problem("node", f"{answer}; look at it with: ray status")]
-    findings, clock = answer
-    off = max(asked - clock, clock - time.time())
+    off = max(asked - answer.clock, answer.clock - time.time())
     late = f"{off:.0f} s off this machine's: events would stand in the wrong order; start chronyd on both"
-    return findings if off < _CLOCK_S else [*findings, warning("clock", late)]
+    return answer.findings if off < _CLOCK_S else [*answer.findings, warning("clock", late)]
 
 
 def refuse(spec: Spec, workload: Workload) -> None:

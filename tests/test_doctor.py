@@ -13,7 +13,8 @@ import pytest
 from made_checkpoints import make_draft, make_target
 
 from raytune_eagle import specfile
-from raytune_eagle.doctor import examine, flag_places, longest_prompt
+from raytune_eagle.checkpoints import fingerprint
+from raytune_eagle.doctor import differences, examine, flag_places, longest_prompt
 from raytune_eagle.engines import machine
 from raytune_eagle.engines.flags import Flags, ask, cached, mistakes
 from raytune_eagle.engines.gpus import Gpu
@@ -290,6 +291,32 @@ def test_interpreter_without_sglang_is_found(tmp_path):
     done = doctor(write_spec(tmp_path, python), cwd=tmp_path)
     assert done.returncode == 1
     assert f"engine.python\t{python} has no sglang: install it there, or name another one" in done.stdout
+
+
+def test_nodes_that_differ_are_told():
+    """One node with another draft or SGLang is a problem that names both sides; equal nodes are none."""
+    one, other = (
+        {"engine.draft[0]": "aa", "engine.python": "SGLang 1"},
+        {"engine.draft[0]": "bb", "engine.python": "SGLang 1"},
+    )
+    assert differences({"h1": one, "h2": dict(one)}) == []
+    (found,) = differences({"h1": one, "h2": other, "h3": one})
+    assert (found.level, found.subject) == ("problem", "engine.draft[0]")
+    assert found.detail == "not the same on every node: aa on h1, h3; bb on h2"
+
+
+def test_fingerprint_tells_a_torn_copy(tmp_path):
+    """Equal folders have equal fingerprints wherever they lie; a byte more, less or other at an end shows."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(300_000))
+    same = fingerprint(str(tmp_path / "a"))
+    assert same == fingerprint(str(tmp_path / "b"))
+    (tmp_path / "b" / "model.safetensors").write_bytes(bytes(299_999))
+    assert fingerprint(str(tmp_path / "b")) != same
+    (tmp_path / "b" / "model.safetensors").write_bytes(bytes(299_999) + b"x")
+    assert fingerprint(str(tmp_path / "b")) != same
+    assert fingerprint(str(tmp_path / "c")) is None
 
 
 @pytest.mark.ray

@@ -24,6 +24,11 @@ ENVIRONMENT = {
 _LOOK_S = 1.0
 
 
+def environment_for(address: str) -> dict[str, str]:
+    """What a driver of the Ray at `address` must have set: of one on loopback what that one has."""
+    return ENVIRONMENT if address.startswith("127.") else {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
 def node_name(index: int) -> str:
     """Name of a local node: the same in every run, so that its baseline is known again."""
     return f"local-{index}"
