@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -100,8 +101,27 @@ def listed() -> list[dict[str, Any]]:
     return [node for node in every if node["Alive"] and node["Resources"].get(RESOURCE)]
 
 
-def node_name(node: dict[str, Any]) -> str:
-    """What a node is called in records: the same after a restart of Ray, which gives it another id."""
+def named(nodes: Iterable[dict[str, Any]], known: Container[str] = ()) -> dict[str, dict[str, Any]]:
+    """Nodes by what they are called in records: the same after a restart of Ray, which gives them other ids.
+
+    That is their label, or their host's name; where several share it, with their address, or address and port. Of two
+    at one address and port the first was there before a reboot, and Ray does not know yet that it is dead: the one
+    whose id is not `known` is taken.
+    """
+    by_place = {}
+    for node in sorted(nodes, key=lambda node: node["NodeID"] not in known):
+        by_place[node["NodeManagerAddress"], node["NodeManagerPort"]] = node
+    names = Counter(map(_name, by_place.values()))
+    addresses = Counter((_name(node), address) for (address, _), node in by_place.items())
+    found = {}
+    for (address, port), node in by_place.items():
+        name = _name(node)
+        place = address if addresses[name, address] == 1 else f"{address}:{port}"
+        found[name if names[name] == 1 else f"{name}@{place}"] = node
+    return found
+
+
+def _name(node: dict[str, Any]) -> str:
     return str(node.get("Labels", {}).get(NAME_LABEL) or node["NodeManagerHostname"])
 
 
@@ -116,7 +136,7 @@ def ask_every_node(address: str, question: Callable[[], Any], timeout_s: float) 
     """
     join(address)
     try:
-        asked = {node_name(node): _on_node(question, node["NodeID"]) for node in listed()}
+        asked = {name: _on_node(question, node["NodeID"]) for name, node in named(listed()).items()}
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s) if asked else None
         return {name: _answer_of(reference) for name, reference in asked.items()}
     finally:
@@ -149,8 +169,8 @@ def look(address: str) -> list[NodeView]:
     try:
         owners = _owners()
         views = [
-            NodeView(node_name(node), node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0)))
-            for node in listed()
+            NodeView(name, node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0)))
+            for name, node in named(listed()).items()
         ]
         asked = {view.name: owners[view.name].doing.remote() for view in views if view.name in owners}
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=_REACH_S) if asked else None

@@ -13,201 +13,27 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytune_eagle.errors import NodeError
-from raytune_eagle.model import Completed, Event, Failed, Job, NodeFacts
-from raytune_eagle.nodes.joining import NAMESPACE, RESOURCE, join, listed, node_name
-from raytune_eagle.nodes.owner import Late, News, Owner, Setup
+from raytune_eagle.model import Completed, Event, Failed, Job
+from raytune_eagle.nodes.joining import NAMESPACE, RESOURCE, join, listed, named
+from raytune_eagle.nodes.owner import Owner, Setup
+from raytune_eagle.nodes.ray_node import RayNode
 from raytune_eagle.ports import Pending
 
 _LOOK_S = 2.0
 """Seconds between two looks at which nodes there are."""
 _TICK_S = 0.25
-_NEWS_S = 5.0
-"""For so long an owner waits for news before it says that there are none."""
-_LATE_S = 10.0
-"""So much later an answer is not waited for: it is asked for again."""
 
 _AGAIN_S = 10.0
 """Between two actors on one node: one that cannot be started would be tried without end."""
 
 _log = logging.getLogger(__name__)
-
-
-class RayNode:
-    """One node, seen from the driver.
-
-    `tend` is called by the fleet's listening thread alone, over and over; everything else by any thread.
-
-    Attributes:
-        alive: whether its actor may still answer.
-        silent: whether its last call got no answer.
-    """
-
-    def __init__(self, name: str, owner: Any, tell: Callable[[Event], None], grace_s: float) -> None:
-        self.name, self.facts, self.alive, self.silent = name, NodeFacts(), True, False
-        self._owner, self._tell, self._grace_s = owner, tell, grace_s
-        self._lock = threading.Lock()
-        self._pending: Pending | None = None
-        self._job: Job | None = None
-        self._token = ""
-        self._mistake: BaseException | None = None
-        self._late: list[Late] = []
-        self._asked_first: dict[str, Any] = {name: getattr(owner, name).remote() for name in ("describe", "late")}
-        self._asked: Any = None
-        self._asked_at = 0.0
-        self._heard_at: float | None = None
-        self._seen = 0
-
-    def ready(self) -> bool:
-        """Whether it has described its machine and can be reached; a dead one is not `alive`.
-
-        Raises:
-            SpecError: what the spec says cannot work on that machine (no such interpreter, say).
-        """
-        if self._mistake is not None:
-            raise self._mistake
-        return self.alive and not self.silent and not self._asked_first
-
-    def submit(self, job: Job) -> Pending:
-        """See `raytune_eagle.ports.Node`."""
-        pending: Pending = Future()
-        pending.set_running_or_notify_cancel()
-        with self._lock:
-            self._job, self._token, self._pending = job, uuid.uuid4().hex, pending
-        self._start()
-        if not self.alive:
-            self._lost("its actor was lost")
-        return pending
-
-    def take_late(self) -> list[Late]:
-        """What came of trials while this node was out of touch; each is given once."""
-        with self._lock:
-            late, self._late[:] = list(self._late), []
-        for each in late:
-            self._owner.forget.remote(each.token)
-        return late
-
-    def waiting_for(self) -> list[Any]:
-        """Calls under way, for `ray.wait`."""
-        return [*self._asked_first.values(), *([self._asked] if self._asked else [])]
-
-    def tend(self) -> None:
-        """Take what has come, ask for more, and give up when nothing came for too long."""
-        for name, reference in list(self._asked_first.items()):
-            if _there(reference):
-                self._take(reference, partial(self._introduced, name))
-        if self._asked is not None and _there(self._asked):
-            asked, self._asked = self._asked, None
-            self._take(asked, self._hear)
-        if self._heard_at is not None and self.alive:
-            self._mind_the_time(time.monotonic(), self._heard_at)
-        if self.alive and self._asked is None and (not self.silent or time.monotonic() - self._asked_at > 1):
-            self._asked, self._asked_at = self._owner.news.remote(self._token, self._seen, _NEWS_S), time.monotonic()
-
-    def close(self) -> None:
-        """Kill the actor; the guard of its server ends that."""
-        if self.alive:
-            self.alive = False
-            self._lost("it was closed")
-        with suppress(RayError, ValueError):
-            ray.kill(self._owner)
-
-    def _start(self) -> None:
-        """Also when it comes back: the first call may have been lost, and a token is not started twice."""
-        with self._lock:
-            token, job = self._token, self._job if self._pending else None
-        if job is not None:
-            self._owner.start.remote(token, job)
-
-    def _introduced(self, name: str, answer: Any) -> None:
-        if name == "describe":
-            self.facts = answer
-        else:
-            self._late.extend(answer)
-        del self._asked_first[name]
-
-    def _mind_the_time(self, now: float, heard_at: float) -> None:
-        """Of an actor that has answered before: the first answer may take as long as its machine needs."""
-        if self._asked is not None and now - self._asked_at > _NEWS_S + _LATE_S:
-            self._asked = None
-            self._fall_silent("no answer")
-        if now - heard_at > self._grace_s:
-            self._lost(f"out of touch for {self._grace_s:g} s")
-
-    def _hear(self, news: News) -> None:
-        self._seen += len(news.events)
-        self._heard_at = time.monotonic()
-        if self.silent:
-            self.silent = False
-            self._say("node_back", "it answers again")
-            for name in self._asked_first:
-                self._asked_first[name] = getattr(self._owner, name).remote()
-            self._start()
-        for at, number, name, detail in news.events:
-            self._say(name, detail, number, at)
-        if news.outcome is not None:
-            self._settle(news.outcome)
-
-    def _settle(self, outcome: Completed | Failed | BaseException) -> None:
-        with self._lock:
-            pending, self._pending = self._pending, None
-            token, self._token = self._token, ""
-        if pending is None:
-            return
-        if isinstance(outcome, BaseException):
-            pending.set_exception(outcome)
-        else:
-            pending.set_result(outcome)
-        self._owner.forget.remote(token)
-
-    def _take(self, reference: Any, use: Callable[[Any], None]) -> None:
-        """Use an answer, or understand why there is none."""
-        try:
-            use(ray.get(reference))
-        except ActorUnavailableError as exc:
-            self._fall_silent(_first_line(exc))
-        except RayTaskError as exc:  # a mistake in the spec, or a bug: it would come again with the next actor
-            if not isinstance(exc.cause, NodeError):
-                self._mistake = exc.cause
-            self._lost(str(exc.cause))
-        except RayError as exc:
-            self._lost(f"its actor was lost: {type(exc).__name__}")
-
-    def _fall_silent(self, why: str) -> None:
-        if not self.silent:
-            self.silent = True
-            self._say("node_silent", why)
-
-    def _lost(self, why: str) -> None:
-        """Nothing will come from this actor any more."""
-        if self.alive:
-            self.alive = False
-            self._say("node_lost", why)
-        with self._lock:
-            pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.set_exception(NodeError(f"{self.name}: {why}"))
-
-    def _say(self, name: str, detail: str, number: int | None = None, at: float | None = None) -> None:
-        job = self._job
-        event = Event(
-            at=at or time.time(),
-            study=job.study if job else "",
-            name=name,
-            node=self.name,
-            number=number,
-            detail=detail,
-        )
-        self._tell(event)
 
 
 class RayFleet:
@@ -230,6 +56,7 @@ class RayFleet:
         self._setup, self._gpus, self._on_event = setup, gpus, on_event
         self._nodes: dict[str, RayNode] = {}
         self._ids: dict[str, str] = {}
+        self._outdated: set[str] = set()
         self._again_at: dict[str, float] = {}
         self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -287,28 +114,34 @@ class RayFleet:
             else:
                 self._closing.wait(_TICK_S)
             for node in nodes:
-                node.tend()
+                try:
+                    node.tend()
+                except Exception as exc:  # noqa: BLE001 - a bug: raised where the study asks for nodes
+                    node.fail(exc)
 
     def _look(self) -> None:
         while not self._closing.is_set():
             try:
                 self._refresh()
-            except RayError as exc:  # the head does not answer: the nodes that we have go on
+            except Exception as exc:  # noqa: BLE001 - the head does not answer, say: the nodes that we have go on
                 _log.warning("the cluster cannot be asked for its nodes: %s", exc)
             self._closing.wait(_LOOK_S)
 
     def _refresh(self) -> None:
         """Own new nodes, and anew those whose owner is dead; a machine that rebooted has its name but another id."""
-        present = {node_name(node): node for node in listed() if node["Resources"].get("GPU", 0) >= self._gpus}
+        able = [n for n in listed() if n["Resources"].get("GPU", 0) >= self._gpus and n["NodeID"] not in self._outdated]
+        present = named(able, set(self._ids.values()))
         for name, node in list(self._nodes.items()):
-            if not node.alive or (name in present and present[name]["NodeID"] != self._ids[name]):
+            replaced = name in present and present[name]["NodeID"] != self._ids[name]
+            if replaced:
+                self._outdated.add(self._ids[name])
+            if replaced or not node.alive:
                 self._nodes.pop(name).close()
         for name in present.keys() - self._nodes.keys():
-            if time.monotonic() < self._again_at.get(present[name]["NodeID"], 0.0):
-                continue
-            self._ids[name] = present[name]["NodeID"]
-            self._again_at[self._ids[name]] = time.monotonic() + _AGAIN_S
-            self._nodes[name] = RayNode(name, self._own(name), self._told.put, self._setup.grace_s)
+            node_id = present[name]["NodeID"]
+            if time.monotonic() >= self._again_at.get(node_id, 0.0):
+                self._ids[name], self._again_at[node_id] = node_id, time.monotonic() + _AGAIN_S
+                self._nodes[name] = RayNode(name, self._own(name), self._told.put, self._setup.grace_s)
 
     def _own(self, name: str) -> Any:
         options = {
@@ -322,11 +155,3 @@ class RayFleet:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(self._ids[name], soft=False),
         }
         return ray.remote(Owner).options(**options).remote(name, self._setup)
-
-
-def _there(reference: Any) -> bool:
-    return bool(ray.wait([reference], timeout=0, fetch_local=False)[0])
-
-
-def _first_line(exc: BaseException) -> str:
-    return next(iter(str(exc).strip().splitlines()), type(exc).__name__)
