@@ -53,7 +53,7 @@ engine: {model: builtin:tiny, draft: builtin:tiny}
 node: {gpus: 0}
 space:
   speculative: {num_steps: {int: [1, 10]}, eagle_topk: [1, 2, 4, 8], num_draft_tokens: {int: [2, 60]}}
-  args: {mem-fraction-static: [0.5, 0.6, 0.7, 0.8]}
+  args: {mem-fraction-static: [0.5, 0.6, 0.7, 0.8], chunked-prefill-size: [1024, 2048, 4096, 8192, 16384]}
 search: {sampler: random}
 baseline: {every: 1000000}
 confirm: {top: 0}
@@ -116,6 +116,13 @@ def space_of(trials: int, **search: object) -> Space:
     return Space(specfile.parse({**tree, "search": {**tree["search"], **search}}))
 
 
+def store_in(folder: str) -> ParquetStore:
+    """Results of `SPEC`, declared as `run` does."""
+    store, space = ParquetStore(folder), space_of(1)
+    store.declare(space.spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
+    return store
+
+
 def workload(prompts: int, tokens: int, passes: int) -> Workload:
     """So many prompts."""
     texts = tuple(Prompt(id=str(i), category="code", text=f"def f{i}(x):") for i in range(prompts))
@@ -128,7 +135,7 @@ def run_on_ray(trials: int, nodes: int, engine: partial[StubEngine], work: Workl
     with tempfile.TemporaryDirectory() as folder, local_ray_of(space.spec, nodes) as (address, _):
         from raytune_eagle.nodes.ray import RayFleet  # noqa: PLC0415 - after the environment of that Ray
 
-        store = ParquetStore(folder)
+        store = store_in(folder)
         study = Study(space, work, store)
         fleet = RayFleet(address, Setup(engine), 0, study.note)
         try:
@@ -207,9 +214,8 @@ def late_vs_early(trials: int, window: int) -> float:
         return Answer(completed(surface(job.config) if job.config.speculative else 90.0), 40.0)
 
     with tempfile.TemporaryDirectory() as folder:
-        Study(space_of(trials), workload(3, 8, 2), ParquetStore(folder)).run(
-            SimulatedFleet([f"n{i}" for i in range(8)], respond)
-        )
+        fleet = SimulatedFleet([f"n{i}" for i in range(8)], respond)
+        Study(space_of(trials), workload(3, 8, 2), store_in(folder)).run(fleet)
     steps = [b - a for a, b in pairwise(stamps)]
     early, late = statistics.median(steps[10 : 10 + window]), statistics.median(steps[-window:])
     print(f"late_vs_early: {1000 * early:.2f} ms a trial at first, {1000 * late:.2f} ms at trial {trials}")

@@ -22,7 +22,10 @@ import sys
 import time
 
 MARK = "RAYTUNE_EAGLE_GUARD"
-"""Environment variable of everything that a guard runs: ``PIDNAMESPACE:PID:START`` of it, for `guarded.sweep`."""
+"""Environment variable of everything that a guard runs: ``PID:START`` of the guard, for `guarded.sweep`."""
+
+NAMESPACE_MARK = f"{MARK}_NAMESPACE"
+"""Beside it the namespace in which that is its pid: in a container that something guarded started it means another."""
 
 NOTES = f"/tmp/raytune-eagle-guards-{os.getuid()}"  # noqa: S108  a fixed place, whatever TMPDIR a guard was given
 """Folder with one empty file per guard, ``PIDNAMESPACE-PID-START``, removed at its end.
@@ -129,7 +132,7 @@ class Guard:
     def start(self) -> None:
         """Fork and execute the command; a command that cannot be executed is told as ``error``."""
         me = os.getpid()
-        os.environ[MARK] = f"{pid_namespace()}:{me}:{started(me)}"
+        os.environ |= {MARK: f"{me}:{started(me)}", NAMESPACE_MARK: str(pid_namespace())}
         failure, failure_end = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:

@@ -189,20 +189,19 @@ class Guarded:
 
 
 def marked() -> dict[int, str]:
-    """Mark of each process that some guard started, as far as we may look; only of our own pid namespace."""
+    """Mark of each process that some guard started, as far as we may look; both of our own pid namespace."""
     ours = guard.pid_namespace()
     found = {}
-    prefix = f"{guard.MARK}=".encode()
     for pid in guard.parents():
         try:
             if Path(f"/proc/{pid}/ns/pid").stat().st_ino != ours:
                 continue
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        mark = next((entry.removeprefix(prefix).decode() for entry in variables if entry.startswith(prefix)), None)
-        if mark is not None:
-            found[pid] = mark
+        variables = dict(entry.partition("=")[::2] for entry in entries)
+        if guard.MARK in variables and variables.get(guard.NAMESPACE_MARK, str(ours)) == str(ours):
+            found[pid] = variables[guard.MARK]
     return found
 
 
@@ -212,7 +211,7 @@ def noted() -> dict[int, Path]:
     found = {}
     for path in Path(guard.NOTES).glob(f"{ours}-*-*"):
         _, pid, start = path.name.split("-")
-        if not _alive(f"{ours}:{pid}:{start}"):
+        if not _alive(f"{pid}:{start}"):
             found[int(pid)] = path
     return found
 
@@ -249,7 +248,6 @@ def sweep(timeout_s: float = 10.0) -> list[int]:
 
 
 def _alive(mark: str) -> bool:
-    """Whether the guard of this mark still runs, or cannot be seen from here: outside of our container, say."""
-    namespace, _, rest = mark.partition(":")
-    pid, _, start = rest.partition(":")
-    return namespace != str(guard.pid_namespace()) or not pid.isdigit() or guard.started(int(pid)) == start
+    """Whether the guard of this mark still runs."""
+    pid, _, start = mark.partition(":")
+    return not pid.isdigit() or guard.started(int(pid)) == start
