@@ -137,7 +137,7 @@ def run_on_ray(trials: int, nodes: int, engine: partial[StubEngine], work: Workl
 
         store = store_in(folder)
         study = Study(space, work, store)
-        fleet = RayFleet(address, Setup(engine), 0, study.note)
+        fleet = RayFleet(address, Setup(space.spec.name, engine), 0, study.note)
         try:
             while len(fleet.nodes()) < nodes:
                 time.sleep(0.1)

@@ -62,7 +62,7 @@ def _join(
     shares = folder is not None and not spec.node.gpus and len(engines) > 1
     turns = FileTurns(str(folder)) if shares else FreeForAll()
     make = partial(make_engine, engines, node_settings(spec))
-    setup = Setup(make, turns, spec.node.grace_s, spool=folder is None)
+    setup = Setup(spec.name, make, turns, spec.node.grace_s, spool=folder is None)
     fleet: Fleet = nodes_ray.RayFleet(address, setup, spec.node.gpus, on_event)
     try:
         yield fleet

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow  # each starts the fake server
 
 
 def setup(folder, **changes):
-    return Setup(make_engine=lambda _: SglangEngine(Settings(work_dir=Path(folder))), **changes)
+    return Setup(study="s", make_engine=lambda _: SglangEngine(Settings(work_dir=Path(folder))), **changes)
 
 
 def outcome_of(owner, token):

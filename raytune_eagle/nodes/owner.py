@@ -64,12 +64,14 @@ class Setup:
     """How owners work.
 
     Attributes:
+        study: theirs.
         make_engine: called once, on the node.
         turns: for nodes that share a machine.
         grace_s: see `GRACE_S`.
         spool: whether outcomes are kept on the node's disk until they were handed over.
     """
 
+    study: str
     make_engine: EngineMaker
     turns: Turns = field(default_factory=FreeForAll)
     grace_s: float = GRACE_S

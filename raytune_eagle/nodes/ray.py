@@ -141,7 +141,7 @@ class RayFleet:
             node_id = present[name]["NodeID"]
             if time.monotonic() >= self._again_at.get(node_id, 0.0):
                 self._ids[name], self._again_at[node_id] = node_id, time.monotonic() + _AGAIN_S
-                self._nodes[name] = RayNode(name, self._own(name), self._told.put, self._setup.grace_s)
+                self._nodes[name] = RayNode(name, self._own(name), self._setup, self._told.put)
 
     def _own(self, name: str) -> Any:
         options = {

@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from raytune_eagle.errors import NodeError
 from raytune_eagle.model import Completed, Event, Failed, Job, NodeFacts
-from raytune_eagle.nodes.owner import Late, News
+from raytune_eagle.nodes.owner import Late, News, Setup
 from raytune_eagle.ports import Pending
 
 _NEWS_S = 5.0
@@ -35,9 +35,9 @@ class RayNode:
         silent: whether its last call got no answer.
     """
 
-    def __init__(self, name: str, owner: Any, tell: Callable[[Event], None], grace_s: float) -> None:
+    def __init__(self, name: str, owner: Any, setup: Setup, tell: Callable[[Event], None]) -> None:
         self.name, self.facts, self.alive, self.silent = name, NodeFacts(), True, False
-        self._owner, self._tell, self._grace_s = owner, tell, grace_s
+        self._owner, self._tell, self._study, self._grace_s = owner, tell, setup.study, setup.grace_s
         self._lock = threading.Lock()
         self._pending: Pending | None = None
         self._job: Job | None = None
@@ -187,16 +187,8 @@ class RayNode:
             pending.set_exception(NodeError(f"{self.name}: {why}"))
 
     def _say(self, name: str, detail: str, number: int | None = None, at: float | None = None) -> None:
-        job = self._job
-        event = Event(
-            at=at or time.time(),
-            study=job.study if job else "",
-            name=name,
-            node=self.name,
-            number=number,
-            detail=detail,
-        )
-        self._tell(event)
+        when = at or time.time()
+        self._tell(Event(at=when, study=self._study, name=name, node=self.name, number=number, detail=detail))
 
 
 def _there(reference: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import subprocess
 import sys
@@ -140,6 +141,11 @@ class StudyRun:
     def events(self) -> list[Event]:
         """All that are kept."""
         return list(self.store().read_events(self.name))
+
+    def server_logs(self) -> dict[int, str]:
+        """The kept log of each launch's server."""
+        paths = self.folder.glob(f"results/study={self.name}/logs/*.log.gz")
+        return {int(path.name.split("-")[0]): gzip.decompress(path.read_bytes()).decode() for path in paths}
 
     def check_whole(self, trials: int | None = None) -> None:
         """Exactly so many trials, no number and no point twice, no torn file, and nothing left on any host."""
