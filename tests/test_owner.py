@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rigs import FAKE, job
+from rigs import fake_servers, job
 
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
@@ -93,7 +93,7 @@ sys.path[:0] = {paths!r}
 from test_owner import setup
 from rigs import job
 from raytune_eagle.nodes.owner import Owner
-owner = Owner("x", setup({folder!r}, grace_s=2.0))
+owner = Owner("x", setup({folder!r}, grace_s=8.0))
 owner.start("t", job(1, env={{"RAYTUNE_FAKE": "never_ready"}}))
 print("started", flush=True)
 time.sleep(600)
@@ -119,7 +119,7 @@ def owner_process(tmp_path):
 def test_owner_that_nobody_asks_ends_with_its_server(owner_process):
     """After grace_s without a call, owner and server are gone by themselves."""
     _, owner = owner_process
-    _, alive = psutil.wait_procs([owner, *_servers()], timeout=10)
+    _, alive = psutil.wait_procs([owner, *_servers()], timeout=20)
     assert alive == []
 
 
@@ -128,20 +128,15 @@ def test_owner_dies_with_its_parent(owner_process):
     parent, owner = owner_process
     servers = _servers()
     parent.kill()
-    _, alive = psutil.wait_procs([owner, *servers], timeout=1.9)
+    _, alive = psutil.wait_procs([owner, *servers], timeout=2)
     assert alive == []
 
 
 def _servers():
-    """The fake servers of this machine that have a guard; waits for the first."""
-    deadline = time.monotonic() + 1.5
+    """The fake servers that run; waits for the first."""
+    deadline = time.monotonic() + 6
     while time.monotonic() < deadline:
-        found = [p for p in psutil.process_iter(["cmdline"]) if _is_server(p.info["cmdline"] or [])]
-        if found:
+        if found := fake_servers()[0]:
             return found
         time.sleep(0.02)
     raise AssertionError("no server")
-
-
-def _is_server(words):
-    return str(FAKE) in words and not any(word.endswith("guard.py") for word in words)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rigs import FAKE, Rig, job
+from rigs import FAKE, Rig, fake_servers, job
 
 from raytune_eagle.errors import NodeError
 from raytune_eagle.model import Completed
@@ -46,8 +46,8 @@ def test_killed_actor_is_a_node_error_and_the_node_comes_back(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("name", ["local-0", "local-1"])
-def test_killed_raylet_takes_its_node_with_it(tmp_path, name):
-    """SIGKILL of a raylet, of the head or not: NodeError and no server within 15 s, the other node is not held up."""
+def test_killed_raylet_takes_its_node_with_it(tmp_path, name, capfd):
+    """SIGKILL of a raylet, of the head or not: NodeError, no server within 15 s, the other node free, stdout clean."""
     with ExitStack() as stack:
         rig = Rig("ray", tmp_path, stack)
         node = rig.nodes()[name]
@@ -64,19 +64,16 @@ def test_killed_raylet_takes_its_node_with_it(tmp_path, name):
         assert isinstance(rig.result(other.submit(job(2))), Completed)
         again = rig.nodes()[name]
         assert isinstance(rig.result(again.submit(job(3))), Completed)
+    assert capfd.readouterr().out == ""
 
 
 def _await_server():
     """The fake server, and the process that owns it: its guard was told whose death to watch."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        running = [
-            (p, p.info["cmdline"]) for p in psutil.process_iter(["cmdline"]) if str(FAKE) in (p.info["cmdline"] or [])
-        ]
-        guards = [words for _, words in running if any(word.endswith("guard.py") for word in words)]
-        servers = [process for process, words in running if words not in guards]
+        servers, guards = fake_servers()
         if guards and servers:
-            options = json.loads(next(word for word in guards[0] if word.startswith("{")))
+            options = json.loads(next(word for word in guards[0][1] if word.startswith("{")))
             return servers[0], psutil.Process(options["owner"])
         time.sleep(0.1)
     raise AssertionError("no server started")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray._private import services
+from ray._private import services, worker
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.exceptions import AuthenticationError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -39,6 +39,7 @@ def join(address: str, namespace: str | None = None) -> None:
         NodeError: there is none, or it refuses us; told within seconds, which Ray itself would not do.
     """
     reach(address)
+    worker.print_to_stdstream = _unheard  # else the last words of a raylet, pages of them, come on stdout (2.60)
     try:
         ray.init(
             address=address,
@@ -49,6 +50,10 @@ def join(address: str, namespace: str | None = None) -> None:
         )
     except Exception as exc:
         raise _why(address, exc) from exc
+
+
+def _unheard(*_: Any, **__: Any) -> None:
+    """What a raylet says is in its log."""
 
 
 def reach(address: str) -> None:
