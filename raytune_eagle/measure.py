@@ -46,8 +46,8 @@ class MeasureResult(Value):
     bench_s: float
 
 
-def measure(server: Server, workload: Workload, progress: Progress) -> MeasureResult:
-    """Measure `server` at each concurrency of `workload`.
+def measure(server: Server, workload: Workload, progress: Progress, model: str = "default") -> MeasureResult:
+    """Measure `server` at each concurrency of `workload`; `model` is what OpenAI's format calls it there.
 
     Passes stop when the 95 % interval of throughput is within `precision` of it after `min_passes`, or at
     `max_passes` (then `stable` is False). `progress` hears of each pass. `server.check()` is called twice a second in
@@ -61,14 +61,14 @@ def measure(server: Server, workload: Workload, progress: Progress) -> MeasureRe
     """
     if not workload.prompts:
         raise SpecError("workload.prompts: no prompts to send; give at least one")
-    return asyncio.run(_Bench(server, workload, progress).run())
+    return asyncio.run(_Bench(server, workload, progress, model).run())
 
 
 class _Bench:
     """All concurrencies of one workload on one server."""
 
-    def __init__(self, server: Server, workload: Workload, progress: Progress) -> None:
-        self._server, self._workload, self._progress = server, workload, progress
+    def __init__(self, server: Server, workload: Workload, progress: Progress, model: str) -> None:
+        self._server, self._workload, self._progress, self._model = server, workload, progress, model
         self._rows: list[Request] = []
         self._warmup_s = self._bench_s = 0.0
 
@@ -103,7 +103,7 @@ class _Bench:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=self._server.headers, read_bufsize=_READ_BUFFER
         ) as session:
-            client = Client(session, self._server.url, self._workload)
+            client = Client(session, self._server.url, self._workload, self._model)
             streams = [asyncio.ensure_future(level.work(client)) for _ in range(level.concurrency)]
             watch = asyncio.ensure_future(self._watch())
             tasks = [*streams, watch]

@@ -121,6 +121,7 @@ class Workload(Value):
         prompts: sent once each per pass, in a new seeded order each pass.
         max_new_tokens: tokens asked for per prompt.
         ignore_eos: go on past an end-of-sequence token, so that every answer has `max_new_tokens` tokens.
+        chat: send each prompt as a user's message, in the model's own chat template, and not as it stands.
         concurrency: numbers of simultaneous streams, measured one after the other on one launch.
         precision: half-width of the 95 % interval of throughput, as a share of it, at which passes stop.
         min_passes, max_passes: passes over the prompts per concurrency, the warm-up not counted.
@@ -133,6 +134,7 @@ class Workload(Value):
     max_new_tokens: Annotated[int, Field(ge=1)] = 256
     temperature: Annotated[float, Field(ge=0)] = 0.0
     ignore_eos: bool = False
+    chat: bool = False
     concurrency: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
     precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
     min_passes: Annotated[int, Field(ge=1)] = 2

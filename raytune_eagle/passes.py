@@ -55,7 +55,7 @@ class Level:
         while self._decided is None:
             repeat, prompt = next(self._queue)
             self._missing.setdefault(repeat, self._warm if repeat == WARM_UP else len(self._workload.prompts))
-            stream = Stream(prompt, self.concurrency, repeat)
+            stream = client.stream(prompt, self.concurrency, repeat)
             self._streams.append(stream)
             await client.send(stream)
             self._took(stream)

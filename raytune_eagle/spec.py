@@ -130,6 +130,7 @@ class WorkloadSpec(Written):
     max_new_tokens: Annotated[int, Field(ge=1)] = 256
     temperature: Annotated[float, Field(ge=0)] = 0.0
     ignore_eos: bool = False
+    chat: bool = False
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = (1,)
     precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
     min_passes: Annotated[int, Field(ge=1)] = 2

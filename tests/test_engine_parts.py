@@ -19,7 +19,7 @@ from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine, whose
 from raytune_eagle.engines.watch import LogFollower, Stall
 from raytune_eagle.errors import NodeError
-from raytune_eagle.logs import Failure
+from raytune_eagle.failures import Failure
 from raytune_eagle.model import Config, Job, Speculative, Workload
 
 SPEC = Speculative(draft="builtin:tiny", num_steps=3, eagle_topk=4, num_draft_tokens=12)

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from raytune_eagle.client import data_lines, token_count
+from raytune_eagle.client import data_lines
 from raytune_eagle.errors import BenchError, SpecError
 from raytune_eagle.measure import MeasureResult, measure
 from raytune_eagle.model import Prompt, Request, ServerFacts, Workload
 from raytune_eagle.passes import FILLER, WARM_UP
+from raytune_eagle.wire import token_count
 
 CAPTURES = Path(__file__).parent / "assets" / "streams"
 

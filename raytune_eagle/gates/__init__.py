@@ -33,18 +33,23 @@ from collections.abc import Iterable
 
 from raytune_eagle.errors import GateError
 from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, Seen
-from raytune_eagle.gates.baseline import against
+from raytune_eagle.gates.baseline import against, repetition
 from raytune_eagle.gates.bench import after
 from raytune_eagle.gates.nccl import on_path, took
-from raytune_eagle.gates.server import arguments, capacity
+from raytune_eagle.gates.server import arguments, capacity, mistaken_draft
 from raytune_eagle.model import Completed, Failed, Gate
 
-__all__ = ["LEAST_ACCEPT_LEN", "Seen", "after", "before", "enforce", "judged"]
+__all__ = ["LEAST_ACCEPT_LEN", "Seen", "after", "before", "enforce", "judged", "standing"]
 
 
 def before(seen: Seen) -> tuple[Gate, ...]:
     """What can be known before a bench is spent."""
     return (*arguments(seen), *capacity(seen), *on_path(seen), *took(seen))
+
+
+def standing(seen: Seen) -> tuple[Gate, ...]:
+    """What can be said of a server that somebody else started, after a bench."""
+    return (*mistaken_draft(seen), *capacity(seen), *after(seen), repetition(seen.requests))
 
 
 def enforce(gates: Iterable[Gate]) -> None:

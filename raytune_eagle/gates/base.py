@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from raytune_eagle.model import Config, FlagValue, Gate, Measurement, Request, ServerFacts, Workload
+from raytune_eagle.weights import Checkpoint, UnreadableError
 
 LEAST_ACCEPT_LEN = 1.05
 """Tokens per verify round. A random draft gives 1.00; an EAGLE-3 draft under EAGLE 1.0 to 1.2, by chance."""
@@ -74,3 +77,12 @@ def failed(name: str, detail: str) -> Gate:
 def unknown(name: str, detail: str) -> Gate:
     """Nothing told it."""
     return Gate(name=name, verdict="unknown", detail=detail)
+
+
+def draft_folder(seen: Seen) -> Checkpoint | None:
+    """The draft as the running server names it; None where it cannot be read here."""
+    folder = str(seen.info.get("speculative_draft_model_path") or "")
+    if folder and Path(folder).is_dir():
+        with suppress(UnreadableError):
+            return Checkpoint(folder)
+    return None

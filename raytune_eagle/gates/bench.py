@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
-from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, Seen, failed, passed, unknown, warned
+from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, Seen, draft_folder, failed, passed, unknown, warned
 from raytune_eagle.gates.server import captured_batches
 from raytune_eagle.gates.steadiness import cause
 from raytune_eagle.logs import decode_lines
 from raytune_eagle.model import Gate, Request
-from raytune_eagle.weights import Checkpoint, UnreadableError
 
 _MOST_WITHOUT_GRAPH = 0.5
 
@@ -65,9 +62,10 @@ def _cuda_graph(seen: Seen) -> Iterator[Gate]:
 def _context(seen: Seen) -> Iterator[Gate]:
     """Past its context a draft guesses badly; past the target's SGLang refuses the prompt."""
     prompts = {row.prompt_id: row.prompt_tokens for row in seen.requests if row.prompt_tokens}
-    limits = {"the target's": seen.number("context_length")}
+    limits: dict[str, int | None] = {"the target's": seen.number("context_length")}
     if seen.config.speculative:
-        limits["the draft's"] = _draft_context(str(seen.info.get("speculative_draft_model_path") or ""))
+        draft = draft_folder(seen)
+        limits["the draft's"] = draft.context if draft else None
     found = []
     for whose, limit in limits.items():
         if limit and (longer := [n for n in prompts.values() if n + seen.workload.max_new_tokens > limit]):
@@ -79,13 +77,6 @@ def _context(seen: Seen) -> Iterator[Gate]:
         yield warned("context", "; ".join(found))
     elif prompts:
         yield passed("context")
-
-
-def _draft_context(folder: str) -> int | None:
-    if folder and Path(folder).is_dir():
-        with suppress(UnreadableError):
-            return Checkpoint(folder).context
-    return None
 
 
 def _requests(seen: Seen) -> Gate:

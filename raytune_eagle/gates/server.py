@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from raytune_eagle.gates.base import Seen, failed, passed, unknown, warned
+from raytune_eagle.gates.base import Seen, draft_folder, failed, passed, unknown, warned
 from raytune_eagle.logs import OTHER_RANK, lines
 from raytune_eagle.model import FlagValue, Gate
 
@@ -71,6 +71,14 @@ def _algorithm(seen: Seen) -> Gate:
         return failed("algorithm", f"plain decoding was asked for, {runs} runs")
     detail = "so the draft is not given the hidden states that it was trained on: leave --speculative-algorithm to us"
     return failed("algorithm", f"{asked} was asked for, {runs or 'plain decoding'} runs, {detail}")
+
+
+def mistaken_draft(seen: Seen) -> Iterator[Gate]:
+    """An EAGLE-3 draft under another algorithm, where nobody here asked for either."""
+    runs, draft = seen.info.get("speculative_algorithm"), draft_folder(seen)
+    if runs in {None, "EAGLE3"} or draft is None or not any("Eagle3" in name for name in draft.architectures):
+        return
+    yield failed("algorithm", f"an EAGLE-3 draft runs under {runs}: start it with --speculative-algorithm EAGLE3")
 
 
 def _draft_class(seen: Seen) -> Gate:
