@@ -20,6 +20,7 @@ from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.machine import check_folder, check_gpus, check_interpreter, check_machine
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.findings import Finding, ok, problem, problems, warning
+from raytune_eagle.gates.foreseen import foreseen
 from raytune_eagle.model import Workload
 from raytune_eagle.nodes import local_ray
 from raytune_eagle.rules import SPECULATIVE_NAMES
@@ -59,6 +60,7 @@ def examine_node(spec: Spec, workload: Workload) -> tuple[list[Finding], float]:
     findings, version = check_interpreter(settings, spec.engine.version)
     findings += _flags(spec, settings, version)
     findings += check_models(spec, workload)
+    findings += _gates(spec)
     findings += check_gpus(settings, Nvml(settings.gpus))
     findings += check_machine(settings)
     return findings, clock
@@ -147,6 +149,12 @@ def _tokenizer(tokenizers: Any, text: str) -> Any:
         return tokenizers.Tokenizer.from_str(text)
     except Exception:  # noqa: BLE001 - tokenizers raises plain Exception for what it does not understand
         return None
+
+
+def _gates(spec: Spec) -> list[Finding]:
+    with suppress(SpecError):  # told by `check_models`
+        return list(foreseen(spec, builtin_path(spec.engine.model, "target")))
+    return []
 
 
 # -------------------------------------------------------------------------------------------------------------- flags

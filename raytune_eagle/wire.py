@@ -16,6 +16,7 @@ from raytune_eagle.model import Prompt, Workload
 
 _COUNT = b'"completion_tokens":'  # cannot occur inside a JSON string: its quotes would be escaped there
 _DIGITS = re.compile(rb"\s*(\d+)")
+_NO_CHOICES = re.compile(rb'"choices":\s*\[\]')
 SHOWN = 300
 """Characters of a server's complaint that are kept."""
 
@@ -137,7 +138,10 @@ class Chat:
         return {**self._fields, "messages": [{"role": "user", "content": prompt.text}]}
 
     def count(self, payload: bytes, before: int) -> int:
-        """A chunk that does not say counts as one token if it has text."""
+        """A chunk that does not say counts as one token if it has text; the total that comes last is none."""
+        if _NO_CHOICES.search(payload):
+            _parsed(payload)
+            return before
         count = token_count(payload)
         if count is not None:
             return max(count, before)

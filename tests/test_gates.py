@@ -10,10 +10,11 @@ import pytest
 from made import WORKLOAD, completed
 from rigs import FAKE
 
-from raytune_eagle import gates
+from raytune_eagle import gates, specfile
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import GateError
+from raytune_eagle.gates.foreseen import foreseen
 from raytune_eagle.model import Completed, Config, Failed, Gate, Job, Prompt, ServerFacts, Speculative, Workload
 from raytune_eagle.nodes.turns import FreeForAll
 from raytune_eagle.trial import run_trial
@@ -234,6 +235,47 @@ def test_failed_requests_are_told():
     rows = (outcome.requests[0].model_copy(update={"error": "timed out after 120 s"}), *outcome.requests[1:])
     found = gates.after(seen(outcome=outcome.model_copy(update={"requests": rows})))
     assert "1 of 3 requests failed, for example: timed out" in detail(found, "requests")
+
+
+SPEC = {
+    "name": "s",
+    "engine": {"model": "/m", "draft": "/d"},
+    "space": {"speculative": {"num_steps": [3], "eagle_topk": [1], "num_draft_tokens": [4]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"workload": {"concurrency": [1, 64]}}, ["64 streams, but 48 run at once"]),
+        ({"workload": {"concurrency": 64}, "engine": {"args": {"max-running-requests": 64}}}, []),
+        ({"workload": {"concurrency": 8}, "space": {"args": {"cuda-graph-max-bs-decode": [4, 8]}}},
+         ["8 streams, CUDA graphs for at most 4"]),
+        ({"space": {"nccl": {"NCCL_PROTO": ["LL"]}}}, ["one GPU serves the model", "NCCL_DEBUG: INFO"]),
+        ({"space": {"nccl": {"NCCL_PROTO": ["LL"]}}, "engine": {"args": {"tp-size": 8}, "env": {"NCCL_DEBUG": "INFO"}}},
+         ["disable-custom-all-reduce: true"]),
+        ({"space": {"nccl": {"NCCL_PROTO": ["LL"]}, "args": {"disable-custom-all-reduce": [True, False]}},
+          "engine": {"args": {"tp-size": 8}, "env": {"NCCL_DEBUG": "INFO"}}}, []),
+        ({"workload": {"chat": True}}, ["no chat template: write false"]),
+        ({"engine": {"args": {"chat-template": "chatml"}}}, ["prompts are sent without it"]),
+        ({"engine": {"args": {"chat-template": "chatml"}}, "workload": {"chat": True}}, []),
+    ],
+)  # fmt: skip
+def test_what_would_be_gated_is_foreseen(tmp_path, changes, said):
+    """`doctor` tells from the spec alone what each launch would be told, with what to write."""
+    tree = {**SPEC, **{part: {**SPEC.get(part, {}), **changed} for part, changed in changes.items()}}
+    found = [each.line for each in foreseen(specfile.parse(tree), str(tmp_path))]
+    assert len(found) == len(said), found
+    assert all(words in line for words, line in zip(said, found, strict=True))
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja"])
+def test_model_with_a_template_is_not_measured_without_it_unsaid(tmp_path, where):
+    """An instruct model's draft is believed less on text without the template: told before the night is spent."""
+    (tmp_path / where).write_text('{"chat_template": "{{ messages }}"}')
+    (line,) = [each.line for each in foreseen(specfile.parse(SPEC), str(tmp_path))]
+    assert "write workload.chat: true" in line
+    assert list(foreseen(specfile.parse(SPEC), "org/model")) == [], "nothing is said of what cannot be looked at"
 
 
 # ------------------------------------------------------------------------------------------ beside plain decoding
