@@ -76,7 +76,7 @@ def _template(spec: Spec, folder: Path) -> Iterator[Finding]:
     if has and not spec.workload.chat:
         yield warning(
             "workload.chat",
-            "the model has a chat template, and prompts are sent without it: acceptance is then that of other text than "
+            "the model has a chat template, and prompts are sent without it: acceptance is then of other text than "
             "its users'; write workload.chat: true, unless the prompts have the template in them",
         )
     elif spec.workload.chat and not has:
