@@ -43,7 +43,7 @@ from aiohttp import web
 from raytune_eagle.engines.guarded import Guarded
 from raytune_eagle.engines.launch import free_ports
 from raytune_eagle.measure import measure
-from raytune_eagle.model import Prompt, ServerFacts, Workload
+from raytune_eagle.model import Prompt, ServerFacts, Vitals, Workload
 from raytune_eagle.workload import load_prompts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,6 +65,10 @@ class Known:
 
     def check(self) -> None:
         """Not our business."""
+
+    def vitals(self) -> Vitals:
+        """Nor is its machine."""
+        return Vitals()
 
     def log(self) -> bytes:
         """None."""

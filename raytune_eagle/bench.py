@@ -16,7 +16,7 @@ from raytune_eagle import gates
 from raytune_eagle.engines.proof import facts
 from raytune_eagle.errors import SpecError
 from raytune_eagle.measure import MeasureResult, measure
-from raytune_eagle.model import Config, Gate, Measurement, ServerFacts, Speculative, Value, Workload
+from raytune_eagle.model import Config, Gate, Measurement, ServerFacts, Speculative, Value, Vitals, Workload
 from raytune_eagle.ports import Progress
 from raytune_eagle.statistics import CategorySummary, by_category
 
@@ -46,6 +46,10 @@ class Running:
 
     def check(self) -> None:
         """Its processes are not ours to look at: a dead server shows in its requests."""
+
+    def vitals(self) -> Vitals:
+        """Its machine is not ours to look at either."""
+        return Vitals()
 
     def log(self) -> bytes:
         """None that we could read."""

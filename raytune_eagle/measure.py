@@ -22,7 +22,7 @@ import aiohttp
 
 from raytune_eagle.client import Client
 from raytune_eagle.errors import BenchError, SpecError
-from raytune_eagle.model import Measurement, Request, Value, Workload
+from raytune_eagle.model import Measurement, Request, Sample, Value, Vitals, Workload
 from raytune_eagle.passes import Level
 from raytune_eagle.ports import Progress, Server
 
@@ -37,11 +37,13 @@ class MeasureResult(Value):
     Attributes:
         measurements: one per concurrency, in the workload's order.
         requests: every request sent; `repeat` is -1 for the warm-up and -2 for fillers, which no figure counts.
+        samples: what the machine did during the passes, twice a second.
         warmup_s, bench_s: seconds until the warm-up's last answer, and the rest, over all concurrencies.
     """
 
     measurements: tuple[Measurement, ...]
     requests: tuple[Request, ...]
+    samples: tuple[Sample, ...]
     warmup_s: float
     bench_s: float
 
@@ -70,6 +72,7 @@ class _Bench:
     def __init__(self, server: Server, workload: Workload, progress: Progress, model: str) -> None:
         self._server, self._workload, self._progress, self._model = server, workload, progress, model
         self._rows: list[Request] = []
+        self._samples: list[Sample] = []
         self._warmup_s = self._bench_s = 0.0
 
     async def run(self) -> MeasureResult:
@@ -77,6 +80,7 @@ class _Bench:
         return MeasureResult(
             measurements=tuple(measurements),
             requests=tuple(self._rows),
+            samples=tuple(self._samples),
             warmup_s=self._warmup_s,
             bench_s=self._bench_s,
         )
@@ -90,6 +94,7 @@ class _Bench:
             error.requests = (*self._rows, *level.rows())
             raise
         self._rows += level.rows()
+        self._samples += level.samples
         warmup_s = level.warmup_s
         self._warmup_s += warmup_s
         self._bench_s += perf_counter() - began - warmup_s
@@ -105,7 +110,7 @@ class _Bench:
         ) as session:
             client = Client(session, self._server.url, self._workload, self._model)
             streams = [asyncio.ensure_future(level.work(client)) for _ in range(level.concurrency)]
-            watch = asyncio.ensure_future(self._watch())
+            watch = asyncio.ensure_future(self._watch(level))
             tasks = [*streams, watch]
             try:
                 await _first_end(streams, watch)
@@ -115,10 +120,14 @@ class _Bench:
             finally:
                 await _cancel(tasks)
 
-    async def _watch(self) -> None:
+    async def _watch(self, level: Level) -> None:
         while True:
-            await asyncio.to_thread(self._server.check)
+            level.feel(await asyncio.to_thread(self._look))
             await asyncio.sleep(_CHECK_S)
+
+    def _look(self) -> Vitals:
+        self._server.check()
+        return self._server.vitals()
 
     async def _blame(self, error: BenchError) -> NoReturn:
         """Raise what the server says of itself if it is dying (connections break before a process ends), or `error`."""

@@ -144,6 +144,28 @@ class Workload(Value):
     seed: int = 0
 
 
+class Vitals(Value):
+    """What a machine does at one moment, beside serving; None where nobody can tell.
+
+    Attributes:
+        other_cores: CPU cores kept busy by processes that are neither the server nor its client.
+        clock_mhz: of the slowest of its GPUs (SM clock).
+        temperature_c: of the hottest, degrees Celsius.
+    """
+
+    other_cores: float | None = None
+    clock_mhz: float | None = None
+    temperature_c: float | None = None
+
+
+class Sample(Value):
+    """Vitals during a pass; `repeat` as in `Request`, but counting from the first: the warm-up belongs to pass 0."""
+
+    concurrency: int
+    repeat: int
+    vitals: Vitals
+
+
 class Gate(Value):
     """One check of whether a server really does what its configuration says; see `raytune_eagle.gates`.
 

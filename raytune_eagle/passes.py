@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from raytune_eagle.client import Client, Stream
 from raytune_eagle.errors import BenchError
-from raytune_eagle.model import Measurement, Prompt, Request, Workload
+from raytune_eagle.model import Measurement, Prompt, Request, Sample, Vitals, Workload
 from raytune_eagle.ports import Progress
 from raytune_eagle.statistics import (
     Interval,
@@ -31,6 +31,7 @@ class Level:
 
     def __init__(self, workload: Workload, concurrency: int, progress: Progress) -> None:
         self.concurrency, self._workload, self._progress = concurrency, workload, progress
+        self.samples: list[Sample] = []
         self._streams: list[Stream] = []
         self._missing: dict[int, int] = {}  # pass -> answers that have not come yet
         self._queue = self._plan(np.random.default_rng([workload.seed, concurrency]))
@@ -59,6 +60,10 @@ class Level:
             self._streams.append(stream)
             await client.send(stream)
             self._took(stream)
+
+    def feel(self, vitals: Vitals) -> None:
+        """Keep what the machine does during this pass."""
+        self.samples.append(Sample(concurrency=self.concurrency, repeat=self._passes, vitals=vitals))
 
     def _took(self, stream: Stream) -> None:
         self._ended += 1

@@ -67,6 +67,7 @@ def _seen(server: Server, job: Job, result: MeasureResult | None = None) -> gate
         log=gzip.decompress(server.log()).decode(errors="replace"),
         measurements=result.measurements if result else (),
         requests=result.requests if result else (),
+        samples=result.samples if result else (),
     )
 
 

@@ -14,12 +14,14 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 from rigs import FAKE
 
 from raytune_eagle.bench import bench, connect
+from raytune_eagle.client import data_lines
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model import Prompt, Workload
 from raytune_eagle.wire import Chat, StreamError
@@ -240,6 +242,21 @@ def test_foreign_server_is_told():
     """What answers, but as neither, is not measured."""
     with OpenAI().running() as server, pytest.raises(SpecError, match=r"answers neither /server_info"):
         connect(f"{server.url}/elsewhere")
+
+
+def test_real_chat_stream_of_sglang_is_read_whole():
+    """SGLang 0.5.20 with EAGLE-3 on a CPU: counts by chunk, text, and the verify rounds from its last chunks."""
+    path = Path(__file__).parent / "assets" / "streams" / "chat_eagle3_3_1_4.sse"
+    chunks = [line for line in data_lines(bytearray(), path.read_bytes()) if line != b"[DONE]"]
+    wire, counts = Chat(WORKLOAD, "m"), [0]
+    for chunk in chunks:
+        counts.append(wire.count(chunk, counts[-1]))
+    assert counts == [0, 0, 1, 3, 5, 6, 7, 9, 12, 12, 12, 12]
+    text, meta = wire.answer(chunks)
+    assert text.startswith("\n#\n#  ")
+    assert (meta["finish_reason"], meta["prompt_tokens"], meta["completion_tokens"]) == ("length", 13, 12)
+    assert (meta["spec_verify_ct"], meta["spec_correct_drafts_histogram"]) == (6, [2, 3, 0, 1])
+    assert not wire.repeats(chunks[1], chunks[2])
 
 
 def test_errors_of_the_chat_format_are_kept():

@@ -143,16 +143,31 @@ def nvml(monkeypatch, **changes):
         nvmlDeviceGetUUID=lambda handle: f"GPU-{'abc'[handle]}",
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=3 << 30, total=8 << 30),
         nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=100 + handle, usedGpuMemory=2 << 30)],
+        nvmlDeviceGetClockInfo=lambda handle, _: 1980 - handle,
+        nvmlDeviceGetTemperature=lambda handle, _: 40 + handle,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
     )
     vars(found).update(changes)
     monkeypatch.setitem(sys.modules, "pynvml", found)
+
+
+def test_gpu_that_does_not_tell_its_clock_is_used_all_the_same(monkeypatch):
+    """A MIG slice refuses to say; that is no failure of the machine."""
+
+    def refuse(*_):
+        raise NvmlError
+
+    nvml(monkeypatch, nvmlDeviceGetClockInfo=refuse, nvmlDeviceGetTemperature=refuse)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert Nvml(1).look() == [Gpu(0, 3072, {100: 2048}, 8192, 0, 0)]
 
 
 def test_nvml_looks_at_our_gpus_only(monkeypatch):
     """CUDA_VISIBLE_DEVICES chooses, memory is in MiB, and too few GPUs or a broken driver are the machine's fault."""
     nvml(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,0")
-    assert Nvml(2).look() == [Gpu(2, 3072, {102: 2048}, 8192), Gpu(0, 3072, {100: 2048}, 8192)]
+    assert Nvml(2).look() == [Gpu(2, 3072, {102: 2048}, 8192, 1978, 42), Gpu(0, 3072, {100: 2048}, 8192, 1980, 40)]
     with pytest.raises(NodeError, match="3 GPUs asked for, 2 visible"):
         Nvml(3).look()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

@@ -17,9 +17,10 @@ from raytune_eagle.engines.guarded import Guarded, StillAliveError, sweep
 from raytune_eagle.engines.launch import Launch, Settings, command, prepare
 from raytune_eagle.engines.memory import oom_kills
 from raytune_eagle.engines.proof import Proof
+from raytune_eagle.engines.vitals import Pulse
 from raytune_eagle.engines.watch import LogFollower, Processes, Stall
 from raytune_eagle.errors import BenchError, LaunchError, NodeError, SpecError, TrialError
-from raytune_eagle.model import Config, Job, NodeFacts, ServerFacts
+from raytune_eagle.model import Config, Job, NodeFacts, ServerFacts, Vitals
 from raytune_eagle.ports import Progress
 
 LOOK_S = 0.4
@@ -37,10 +38,10 @@ PATIENCE = 2
 class RunningServer:
     """A proven server; see `raytune_eagle.ports.Server`."""
 
-    def __init__(self, running: Start) -> None:
+    def __init__(self, running: Start, gpus: Gpus | None) -> None:
         answer = running.proof.answer
         answered, ready = answer.answered_at or 0.0, answer.ready_at or 0.0
-        self._running = running
+        self._running, self._pulse = running, Pulse(running.processes, gpus)
         self.url, self.headers = running.launch.url, running.launch.headers
         self.facts: ServerFacts = answer.facts
         self.launch_s, self.ready_s = answered - running.started_at, ready - answered
@@ -49,6 +50,10 @@ class RunningServer:
         """Raise `BenchError` (`NodeError` when the machine is at fault) if any process of the server died."""
         if dead := self._running.processes.dead():
             self._running.fail(dead, BenchError)
+
+    def vitals(self) -> Vitals:
+        """What else this machine does."""
+        return self._pulse.take()
 
     def log(self) -> bytes:
         """The log so far, redacted and compressed."""
@@ -179,7 +184,7 @@ class SglangEngine:
         before = self._before(job, progress)
         start = self._start(job, progress, before)
         try:
-            yield RunningServer(start)
+            yield RunningServer(start, self.gpus)
         finally:
             self._end(start, before)
 
@@ -203,7 +208,7 @@ class SglangEngine:
                     raise
                 progress("retry", f"{start.failure.name}: {start.failure.detail}")
                 continue
-            progress("ready", f"{RunningServer(start).launch_s:.1f} s to answer")
+            progress("ready", f"{(start.proof.answer.answered_at or 0.0) - start.started_at:.1f} s to answer")
             return start
         raise AssertionError  # the last attempt returns or raises
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from raytune_eagle.model import Config, FlagValue, Gate, Measurement, Request, ServerFacts, Workload
+from raytune_eagle.model import Config, FlagValue, Gate, Measurement, Request, Sample, ServerFacts, Workload
 from raytune_eagle.weights import Checkpoint, UnreadableError
 
 LEAST_ACCEPT_LEN = 1.05
@@ -23,7 +23,7 @@ class Seen:
 
     Attributes:
         log: its text so far, secrets out.
-        measurements, requests: of its bench; empty before it.
+        measurements, requests, samples: of its bench; empty before it.
     """
 
     config: Config
@@ -32,6 +32,7 @@ class Seen:
     log: str = ""
     measurements: Sequence[Measurement] = ()
     requests: Sequence[Request] = ()
+    samples: Sequence[Sample] = ()
 
     @cached_property
     def info(self) -> Mapping[str, Any]:

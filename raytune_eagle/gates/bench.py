@@ -8,7 +8,7 @@ from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, Seen, draft_folder, faile
 from raytune_eagle.gates.server import captured_batches
 from raytune_eagle.gates.steadiness import cause
 from raytune_eagle.logs import decode_lines
-from raytune_eagle.model import Gate, Request
+from raytune_eagle.model import Gate
 
 _MOST_WITHOUT_GRAPH = 0.5
 
@@ -93,9 +93,10 @@ def _stable(seen: Seen) -> Gate:
     for m in seen.measurements:
         if not m.stable:
             width = (m.ci_high - m.ci_low) / 2 / m.output_throughput if m.output_throughput else 0.0
-            found.append(f"±{width:.1%} at {m.concurrency} after {m.passes} passes: {cause(_of(seen, m.concurrency))}")
+            found.append(f"±{width:.1%} at {m.concurrency} after {m.passes} passes: {_cause(seen, m.concurrency)}")
     return warned("stable", "; ".join(found)) if found else passed("stable")
 
 
-def _of(seen: Seen, concurrency: int) -> list[Request]:
-    return [row for row in seen.requests if row.concurrency == concurrency]
+def _cause(seen: Seen, concurrency: int) -> str:
+    rows = [row for row in seen.requests if row.concurrency == concurrency]
+    return cause(rows, [sample for sample in seen.samples if sample.concurrency == concurrency])
