@@ -159,7 +159,7 @@ RULES = (
         "shape_mismatch",
         r"shapes cannot be multiplied|size mismatch for|The size of tensor a \(\d+\) must match"
         r"|exceeds dimension size|Attempted to load weight \(.*into parameter"
-        r"|param.*\.(?:size\(\)|shape) == loaded_weight",
+        r"|param.*\.(?:size\(\)|shape) == loaded_weight|loaded_weight\.shape\[output_dim\]=\d",
         "the draft (or a weight file) was not made for this model: name a draft that was trained for it",
     ),
     Rule(

@@ -203,6 +203,14 @@ def test_a_draft_that_guesses_nothing():
     assert "accept_len" not in verdicts(gates.after(seen("0516_h200_baseline", outcome=silent, speculative=None)))
 
 
+@pytest.mark.parametrize(("steps", "length", "verdict"), [(3, 1.7, "warning"), (3, 1.8, "passed"), (1, 1.3, "passed")])
+def test_a_draft_that_guesses_little_is_told(steps, length, verdict):
+    """Captured layers that are not those of the training cost half of the guesses, and nothing else shows it."""
+    few = EAGLE3.model_copy(update={"num_steps": steps})
+    found = gates.after(seen(outcome=completed(100, accept_len=length), speculative=few))
+    assert verdicts(found)["accept_len"] == verdict
+
+
 def test_graphs_that_are_not_used():
     """Enabled, and most batches without: told. Where graphs are off as asked there is nothing to tell."""
     without = READY + DECODE.format(9, 2, "False") * 3 + DECODE.format(8, 2, "True")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, Seen, draft_folder, failed, passed, unknown, warned
+from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, LOW_SHARE, Seen, draft_folder, failed, passed, unknown, warned
 from raytune_eagle.gates.server import captured_batches
 from raytune_eagle.gates.steadiness import cause
 from raytune_eagle.logs import decode_lines
@@ -33,6 +33,12 @@ def _accept_len(seen: Seen) -> Iterator[Gate]:
             "accept_len",
             f"tokens per verify round and streams: {', '.join(low)}: the draft guesses nothing; it was trained for "
             "another target, its captured layers (eagle_config) are others, or the algorithm is not EAGLE3",
+        )
+    elif min(lengths.values()) < (least := 1 + LOW_SHARE * min(3, seen.config.speculative.num_steps)):
+        yield warned(
+            "accept_len",
+            f"{min(lengths.values()):.2f} tokens per verify round are few ({least:.2f} and more are usual): see if the "
+            "captured layers in the draft's eagle_config are those of its training, and if prompts are as its own were",
         )
     else:
         yield passed("accept_len")
