@@ -123,7 +123,7 @@ def bench(running: Running, workload: Workload, progress: Progress) -> BenchRepo
         BenchError: too many requests failed.
     """
     workload = workload.model_copy(update={"chat": workload.chat or not running.sglang})
-    result = measure(running, workload, progress, running.model)
+    result = measure(running, workload, progress, model=running.model)
     return BenchReport(
         url=running.url,
         server=f"SGLang {running.facts.version}".strip() if running.sglang else "OpenAI's format",

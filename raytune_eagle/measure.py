@@ -21,9 +21,9 @@ from typing import NoReturn
 import aiohttp
 
 from raytune_eagle.client import Client
-from raytune_eagle.errors import BenchError, SpecError
+from raytune_eagle.errors import BenchError, SpecError, TrialError
 from raytune_eagle.model import Measurement, Request, Sample, Value, Vitals, Workload
-from raytune_eagle.passes import Level
+from raytune_eagle.passes import Early, Level
 from raytune_eagle.ports import Progress, Server
 
 _CHECK_S = 0.5  # how often the server is asked whether it lives
@@ -48,14 +48,22 @@ class MeasureResult(Value):
     bench_s: float
 
 
-def measure(server: Server, workload: Workload, progress: Progress, model: str = "default") -> MeasureResult:
+def measure(
+    server: Server,
+    workload: Workload,
+    progress: Progress,
+    *,
+    model: str = "default",
+    early: Early = lambda _: None,
+) -> MeasureResult:
     """Measure `server` at each concurrency of `workload`; `model` is what OpenAI's format calls it there.
 
     Passes stop when the 95 % interval of throughput is within `precision` of it after `min_passes`, or at
     `max_passes` (then `stable` is False). `progress` hears of each pass. `server.check()` is called twice a second in
-    a thread, so that a dead server ends the bench within 2 s.
+    a thread, so that a dead server ends the bench within 2 s. `early` is shown the rows of each warm-up.
 
     Raises:
+        TrialError: `early` raised it.
         BenchError: as `server.check()` classified it, or ``requests_failed`` when more requests failed than
             `max_failed_share` allows, of those sent or of the shortest possible bench, whichever is more. Its
             attribute `requests` holds the rows so far, those under way included.
@@ -63,14 +71,15 @@ def measure(server: Server, workload: Workload, progress: Progress, model: str =
     """
     if not workload.prompts:
         raise SpecError("workload.prompts: no prompts to send; give at least one")
-    return asyncio.run(_Bench(server, workload, progress, model).run())
+    return asyncio.run(_Bench(server, workload, progress, model, early).run())
 
 
 class _Bench:
     """All concurrencies of one workload on one server."""
 
-    def __init__(self, server: Server, workload: Workload, progress: Progress, model: str) -> None:
+    def __init__(self, server: Server, workload: Workload, progress: Progress, model: str, early: Early) -> None:
         self._server, self._workload, self._progress, self._model = server, workload, progress, model
+        self._early = early
         self._rows: list[Request] = []
         self._samples: list[Sample] = []
         self._warmup_s = self._bench_s = 0.0
@@ -86,11 +95,11 @@ class _Bench:
         )
 
     async def _level(self, concurrency: int) -> Measurement:
-        level = Level(self._workload, concurrency, self._progress)
+        level = Level(self._workload, concurrency, self._progress, self._early)
         began = perf_counter()
         try:
             await self._drive(level)
-        except BenchError as error:
+        except TrialError as error:
             error.requests = (*self._rows, *level.rows())
             raise
         self._rows += level.rows()

@@ -94,6 +94,7 @@ def test_speculation_in_the_baseline_or_none_where_asked():
 def test_arguments_that_sglang_made_others_of():
     """Each flag that differs is named with both values; equal ones in another spelling are not."""
     args = {"page-size": 64, "attention-backend": "triton", "mem-fraction-static": "0.50", "chunked-prefill-size": None}
+    args |= {"tp": 1, "data-parallel-size": 1, "dtype": "auto", "disable-cuda-graph": False}
     eight = EAGLE3.model_copy(update={"num_draft_tokens": 8})
     found = gates.before(seen(speculative=eight, args=args, tuned_args={"no-such-flag": 1}))
     assert verdicts(found)["resolved_args"] == "warning"
@@ -383,6 +384,15 @@ def test_gate_fails_the_trial(tmp_path, env, name, measured):
     assert outcome.server_log
     assert outcome.server.version == "0.5.20"
     assert [event for event in told if event[0] == "gate" and event[1].startswith(f"failed {name}: ")]
+
+
+@pytest.mark.slow
+def test_draft_that_guesses_nothing_costs_no_passes(tmp_path):
+    """The warm-up shows it: the trial ends there, its rows kept, and the passes that would take minutes are not run."""
+    outcome, told = trial(tmp_path, "reject")
+    assert {row.repeat for row in outcome.requests if row.error is None} == {-1}
+    assert "in the warm-up" in outcome.failure_detail
+    assert not [event for event in told if event[0] == "pass"]
 
 
 @pytest.mark.slow

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, LOW_SHARE, Seen, draft_folder, failed, passed, unknown, warned
 from raytune_eagle.gates.server import captured_batches
 from raytune_eagle.gates.steadiness import cause
 from raytune_eagle.logs import decode_lines
-from raytune_eagle.model import Gate
+from raytune_eagle.model import Gate, Request
+from raytune_eagle.statistics import accept_len
 
 _MOST_WITHOUT_GRAPH = 0.5
+_ROUNDS = 200
+"""Verify rounds from which a warm-up is believed: a draft of 1.2 gives 1.05 in fewer than 1 of 10,000."""
 
 
 def after(seen: Seen) -> tuple[Gate, ...]:
@@ -29,11 +32,7 @@ def _accept_len(seen: Seen) -> Iterator[Gate]:
     if not lengths:
         yield unknown("accept_len", "the server does not tell its verify rounds")
     elif low:
-        yield failed(
-            "accept_len",
-            f"tokens per verify round and streams: {', '.join(low)}: the draft guesses nothing; it was trained for "
-            "another target, its captured layers (eagle_config) are others, or the algorithm is not EAGLE3",
-        )
+        yield _guesses_nothing(", ".join(low))
     elif min(lengths.values()) < (least := 1 + LOW_SHARE * min(3, seen.config.speculative.num_steps)):
         yield warned(
             "accept_len",
@@ -42,6 +41,22 @@ def _accept_len(seen: Seen) -> Iterator[Gate]:
         )
     else:
         yield passed("accept_len")
+
+
+def _guesses_nothing(lengths: str) -> Gate:
+    why = (
+        "the draft guesses nothing: it was trained for another target, its captured layers (eagle_config) are not those of "
+        "its training, or the algorithm is not EAGLE3"
+    )
+    return failed("accept_len", f"tokens per verify round and streams: {lengths}: {why}")
+
+
+def draft_that_guesses_nothing(warm_up: Sequence[Request]) -> Iterator[Gate]:
+    """The gate that failed, if a warm-up is long enough to say so."""
+    told = [row for row in warm_up if row.error is None and row.verify_rounds]
+    length = accept_len(told)
+    if length is not None and length <= LEAST_ACCEPT_LEN and sum(row.verify_rounds or 0 for row in told) >= _ROUNDS:
+        yield _guesses_nothing(f"{length:.2f} at {told[0].concurrency} in the warm-up")
 
 
 def logged_accept_len(log: str) -> float | None:
