@@ -121,8 +121,10 @@ def nccl_mistake(variable: str, value: str) -> str | None:
     if variable == "NCCL_P2P_LEVEL":
         known = value in nccl.P2P_LEVELS or value.isdigit()
         return None if known else f"{value!r} is not one of {', '.join(nccl.P2P_LEVELS)}"
-    if variable in nccl.NUMBERS and nccl.whole(value) is None:
+    if variable in {*nccl.NUMBERS, *nccl.SIZES} and nccl.whole(value) is None:
         return f"{value!r} is no whole number"
+    if variable in nccl.SIZES and (nccl.whole(value) or 0) < 1:
+        return f"{value} is no size of a buffer: give bytes, 1 or more"
     return None
 
 
@@ -158,6 +160,7 @@ def all_rules() -> dict[str, Any]:
 
 
 __all__ = [
+    "ALIASES",
     "BESIDE_NCCL",
     "BESIDE_SPECULATION",
     "NCCL_ALGORITHMS",

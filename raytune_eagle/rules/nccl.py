@@ -19,13 +19,15 @@ _DEFAULT_BUFFER = 4194304
 NUMBERS = (
     "NCCL_NTHREADS",
     "NCCL_LL128_NTHREADS",
-    "NCCL_BUFFSIZE",
     "NCCL_MIN_NCHANNELS",
     "NCCL_MAX_NCHANNELS",
     "NCCL_MIN_CTAS",
     "NCCL_MAX_CTAS",
 )
 """Variables that are whole numbers."""
+
+SIZES = ("NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE")
+"""Those that are bytes; unchecked by NCCL, which takes -1 as it is (init.cc computeBuffSizes)."""
 
 READS = (
     "tp-size",
