@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from raytune_eagle.model import Config
-from raytune_eagle.rules import attention, nccl, server, speculative
+from raytune_eagle.rules import all_reduce, attention, nccl, server, speculative
 from raytune_eagle.rules.base import (
     ALIASES,
     Assumptions,
@@ -128,9 +128,7 @@ def nccl_mistake(variable: str, value: str) -> str | None:
     return None
 
 
-def notes(
-    config: Config, facts: Assumptions = _ANYWHERE, concurrency: int = 1, *, searches_nccl: bool = True
-) -> Iterator[str]:
+def notes(config: Config, facts: Assumptions = _ANYWHERE, concurrency: int = 1) -> Iterator[str]:
     """What no rule forbids and a person should know before a study, one line each."""
     launch = Launch(config, facts)
     limit = launch.number("max-running-requests", 48)
@@ -142,15 +140,13 @@ def notes(
     graphs = launch.number("cuda-graph-max-bs-decode", launch.number("cuda-graph-max-bs", concurrency))
     if concurrency > graphs:
         yield f"concurrency {concurrency}: CUDA graphs are captured up to batch {graphs} only"
-    if not searches_nccl:
-        return
-    if launch.on_cpu or launch.ranks <= 1:
-        yield "NCCL is not on the serving path: --tp-size is 1 or there is no GPU, so no NCCL setting is searched"
-    elif "disable-custom-all-reduce" not in launch.flags and not launch.deterministic:
-        yield (
-            "with full NVLink custom all-reduce takes messages up to 8 MB, so NCCL settings hardly matter: "
-            "set disable-custom-all-reduce to search them"
-        )
+
+
+def bypasses_nccl(config: Config, facts: Assumptions = _ANYWHERE, variable: str = "NCCL_PROTO") -> str | None:
+    """Why this NCCL variable could not act here; see `raytune_eagle.rules.all_reduce.bypasses_nccl`."""
+    launch = Launch(config, facts)
+    tunes = variable in nccl.TUNING or all_reduce.has_no_nccl(launch)
+    return all_reduce.bypasses_nccl(launch) if tunes else None
 
 
 def all_rules() -> dict[str, Any]:
@@ -172,6 +168,7 @@ __all__ = [
     "Part",
     "Verdict",
     "all_rules",
+    "bypasses_nccl",
     "canonical",
     "judge",
     "key",
