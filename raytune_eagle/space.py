@@ -208,7 +208,7 @@ class Space:
                 params[dimension.column] = True  # searched: nothing to say of its absence
         yield from rules.notes(self.config(params), self.facts, max(self.spec.workload.concurrency))
         if self.without_nccl:
-            yield f"space.nccl is not searched: {self.without_nccl}"
+            yield f"space.nccl: not searched: {self.without_nccl}"
 
     # ----------------------------------------------------------------------------------------------------- enumeration
     @cached_property

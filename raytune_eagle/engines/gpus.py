@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,19 @@ class Gpu:
     used_mib: int
     processes: dict[int, int]
     total_mib: int = 0
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What kind of GPUs a node has.
+
+    Attributes:
+        arch: compute capability, 90 for Hopper.
+        nvlink: whether each two are joined by NVLink, as SGLang asks it (``is_full_nvlink``); None for a single one.
+    """
+
+    arch: int
+    nvlink: bool | None
 
 
 class Gpus(Protocol):
@@ -56,6 +70,14 @@ class Nvml:
             raise NodeError(f"{self.count} GPUs asked for, {len(every)} visible (CUDA_VISIBLE_DEVICES={visible})")
         return every[: self.count]
 
+    def traits(self) -> Traits:
+        """What kind of GPUs they are; `NodeError` when the driver cannot tell."""
+        with _nvml() as nvml:
+            handles = self._handles(nvml)
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handles[0])
+            pairs = list(itertools.combinations(handles, 2))
+            return Traits(10 * major + minor, all(_linked(nvml, *pair) for pair in pairs) if pairs else None)
+
     @staticmethod
     def _state(nvml: Any, handle: Any) -> Gpu:
         processes = {
@@ -64,6 +86,14 @@ class Nvml:
         }
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return Gpu(nvml.nvmlDeviceGetIndex(handle), memory.used // MIB, processes, memory.total // MIB)
+
+
+def _linked(nvml: Any, one: Any, other: Any) -> bool:
+    try:
+        status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    except nvml.NVMLError:  # what a machine without NVLink answers, too
+        return False
+    return bool(status == nvml.NVML_P2P_STATUS_OK)
 
 
 def visible_indices(visible: str, uuids: list[str]) -> list[int]:

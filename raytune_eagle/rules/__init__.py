@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from raytune_eagle.model import Config
 from raytune_eagle.rules import all_reduce, attention, nccl, server, speculative
+from raytune_eagle.rules.all_reduce import CUSTOM_BYTES
 from raytune_eagle.rules.base import (
     ALIASES,
     Assumptions,
@@ -159,6 +160,7 @@ __all__ = [
     "ALIASES",
     "BESIDE_NCCL",
     "BESIDE_SPECULATION",
+    "CUSTOM_BYTES",
     "NCCL_ALGORITHMS",
     "NCCL_PROTOCOLS",
     "SPECULATIVE_NAMES",
