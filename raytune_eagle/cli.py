@@ -22,13 +22,15 @@ from raytune_eagle.engines.launch import resolved
 from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.model import Config, Event, TrialRecord, Workload
 from raytune_eagle.report import console as shown
-from raytune_eagle.report.best import export, verdict, winner
+from raytune_eagle.report.export import FORMS as EXPORTS
+from raytune_eagle.report.export import export
 from raytune_eagle.report.query import Query
 from raytune_eagle.report.render import FORMS, render
+from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore, check_study_name
-from raytune_eagle.workload import load_prompts
+from raytune_eagle.workload import held_out_prompts, load_prompts
 
 if TYPE_CHECKING:
     from raytune_eagle.survey import Survey
@@ -103,13 +105,14 @@ def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
         trials = sum(record.kind == "trial" for record in records)
         console.print(f"study {spec.name} is done: {trials} trials; nothing to launch")
         return records
+    held_out = _held_out(spec, workload) if workload else None
     space, notes = _understood(spec, survey(spec, workload, where, nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
     _say([*notes, *space.notes()])
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
-        study = Study(space, workload, store, shown.Progress(console))
+        study = Study(space, workload, store, shown.Progress(console), held_out=held_out)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
         study.run(fleet)
@@ -165,6 +168,14 @@ def _finished(spec: Spec, workload: Workload, store: ParquetStore) -> list[Trial
     return study.records if study.done() else []
 
 
+def _held_out(spec: Spec, workload: Workload) -> Workload:
+    """What the end is confirmed with; the prompts of the search where none is held out."""
+    prompts = held_out_prompts(spec.workload.prompts)
+    if not prompts and spec.confirm.top:
+        _say([f"{spec.workload.prompts}: no prompt is held out, so the best are confirmed on those of the search"])
+    return workload.model_copy(update={"prompts": prompts or workload.prompts})
+
+
 @main.command()
 @click.argument("spec_file", metavar="SPEC.yaml")
 @click.option("--show", type=click.IntRange(min=0), default=5, show_default=True, help="Launch commands to show.")
@@ -218,7 +229,7 @@ def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
 @click.argument("study")
 @_results
 @click.option("--concurrency", type=click.IntRange(min=1), help="Which winner; default: the first measured.")
-@click.option("--export", "form", type=click.Choice(["command", "env", "json"]), help="Print the launch alone.")
+@click.option("--export", "form", type=click.Choice(EXPORTS), help="Print the launch alone.")
 def best(study: str, results: str, concurrency: int | None, form: str | None) -> None:
     """Show the winner of STUDY with its interval against plain decoding, or export its launch."""
     records = _records(results, study)

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -27,6 +28,8 @@ _COUNT = b'"completion_tokens":'  # cannot occur inside a JSON string: its quote
 _DIGITS = re.compile(rb"\s*(\d+)")
 _DONE = b"[DONE]"
 _SHOWN = 300  # characters of a server's complaint that are kept
+_PREFIXES = (16, 64, 256, 1024)
+_COMPRESSIBLE = 100  # bytes: zlib's own frame weighs too much in less
 
 
 class StreamError(Exception):
@@ -59,6 +62,20 @@ def token_count(payload: bytes) -> int | None:
     return int(digits[1]) if digits else None
 
 
+def text_marks(text: str) -> dict[str, Any]:
+    """What is kept of an answer in place of its text: fields of `Request`."""
+
+    def digest(part: str, size: int) -> str:
+        return hashlib.blake2s(part.encode(errors="replace"), digest_size=size).hexdigest()
+
+    data = text.encode(errors="replace")
+    return {
+        "output_hash": digest(text, 8),
+        "prefix_hashes": tuple(digest(text[:length], 4) for length in _PREFIXES if len(text) > length),
+        "compression": len(data) / len(zlib.compress(data, 1)) if len(data) >= _COMPRESSIBLE else None,
+    }
+
+
 @dataclass(slots=True)
 class Stream:
     """A request under way: what it has received so far.
@@ -82,7 +99,7 @@ class Stream:
     _chunks: list[bytes] = field(default_factory=list)
     _delta: bool | None = None  # not known before the second chunk
     _final: dict[str, Any] = field(default_factory=dict)
-    _text: str = ""
+    _marks: dict[str, Any] = field(default_factory=dict)
 
     @property
     def latency_s(self) -> float:
@@ -117,7 +134,7 @@ class Stream:
     def finish(self) -> None:
         """Check the whole answer. Raises `StreamError` where it is cut off, refused or empty."""
         chunks = [json.loads(chunk) for chunk in self._chunks]
-        self._text = "".join(chunk.get("text") or "" for chunk in chunks)
+        self._marks = text_marks("".join(chunk.get("text") or "" for chunk in chunks))
         self._final = chunks[-1]["meta_info"] if chunks else {}
         reason = self._final.get("finish_reason") or {}
         if isinstance(reason, dict) and reason.get("type") == "abort":
@@ -147,8 +164,8 @@ class Stream:
             completion_tokens=self.tokens,
             verify_rounds=meta.get("spec_verify_ct"),
             accept_histogram=tuple(histogram),
-            output_hash=hashlib.blake2s(self._text.encode(), digest_size=8).hexdigest() if ok else None,
             error=self.error,
+            **(self._marks if ok else {}),
         )
 
     def drafts(self) -> tuple[int, int]:

@@ -4,6 +4,7 @@
   x SpecError      nothing in this spec (or command) can run as written: say where and what to write instead
   x TrialError     one *configuration* failed: becomes a `Failed` value, the study goes on
     + LaunchError  ... before its server was ready
+    + GateError    ... because its server does not do what it says
     + BenchError   ... while it was measured
   x NodeError      the *machine* failed: the trial was not judged and is asked again elsewhere
   x StoreError     a result could not be written or read
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the values stand a floor higher; only their names are needed here
-    from raytune_eagle.model import Completed, Failed, Request
+    from raytune_eagle.model import Completed, Failed, Gate, Request
 
 
 class RaytuneEagleError(Exception):
@@ -69,6 +70,7 @@ class TrialError(RaytuneEagleError):
         log_tail: the last lines of the server's log.
         server_log: the whole log, secrets redacted, gzip-compressed; empty when there is none.
         requests: what was measured before it failed (`raytune_eagle.model.Request` values).
+        gates: what had been looked at by then (`raytune_eagle.model.Gate` values).
     """
 
     phase = "bench"
@@ -78,6 +80,7 @@ class TrialError(RaytuneEagleError):
         self.failure_class, self.detail, self.log_tail = failure_class, detail, log_tail
         self.server_log: bytes = b""
         self.requests: tuple[Request, ...] = ()
+        self.gates: tuple[Gate, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.failure_class}: {self.detail}"
@@ -93,6 +96,16 @@ class BenchError(TrialError):
     """The server died or failed too many requests while it was measured."""
 
     phase = "bench"
+
+
+class GateError(TrialError):
+    """A gate failed: what runs is not what the configuration says."""
+
+    phase = "gate"
+
+    def __init__(self, failure_class: str, detail: str, gates: tuple[Gate, ...] = ()) -> None:
+        super().__init__(failure_class, detail)
+        self.gates = gates
 
 
 class NodeError(RaytuneEagleError):

@@ -107,6 +107,13 @@ def decode_line(line: str) -> DecodeLine | None:
         return None
 
 
+def decode_lines(text: str) -> Iterator[DecodeLine]:
+    """Every whole decode line of a log."""
+    for line in lines(text):
+        if found := decode_line(line):
+            yield found
+
+
 @dataclass(frozen=True)
 class Failure:
     """What a server died of.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -99,9 +98,10 @@ class Config(Value):
         env = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         return " ".join([*env, shlex.join([*self.launcher, *self.argv()])])
 
-    @cached_property
+    @property
     def uid(self) -> str:
         """12 hex digits: equal for launches that are equal whatever the order of their flags."""
+        # Not cached: a copy with changes would inherit it.
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
 
@@ -142,6 +142,33 @@ class Workload(Value):
     seed: int = 0
 
 
+class Gate(Value):
+    """One check of whether a server really does what its configuration says; see `raytune_eagle.gates`.
+
+    Attributes:
+        name: one word, for example ``accept_len``.
+        verdict: *failed*: the figures are not what they claim to be, and the trial fails with this name as its
+            failure class; *warning*: they stand, with what `detail` says; *unknown*: nothing told it.
+        detail: what was found and, unless it passed, what to do.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    verdict: Literal["passed", "warning", "failed", "unknown"]
+    detail: str = ""
+
+    @property
+    def line(self) -> str:
+        """As one text: ``verdict name: detail``."""
+        return f"{self.verdict} {self.name}" + (f": {self.detail}" if self.detail else "")
+
+    @classmethod
+    def of(cls, line: str) -> Self:
+        """The gate that `line` spells."""
+        head, _, detail = line.partition(": ")
+        verdict, _, name = head.partition(" ")
+        return cls.model_validate({"name": name, "verdict": verdict, "detail": detail})
+
+
 class Request(Value):
     """One request as the client saw it.
 
@@ -152,6 +179,9 @@ class Request(Value):
         verify_rounds: verify rounds of this request; None without speculation.
         accept_histogram: how many verify rounds accepted 0, 1, 2, … draft tokens.
         output_hash: 16 hex digits of the text; equal hashes are equal answers.
+        prefix_hashes: 8 hex digits of its first 16, 64, 256, 1024 characters, as far as it goes beyond them; they tell
+            how far two answers agree.
+        compression: bytes of the text / bytes that zlib makes of it; above 5 it repeats itself. None for short texts.
         error: why it failed, else None.
     """
 
@@ -169,6 +199,8 @@ class Request(Value):
     verify_rounds: int | None = None
     accept_histogram: tuple[int, ...] = ()
     output_hash: str | None = None
+    prefix_hashes: tuple[str, ...] = ()
+    compression: float | None = None
     error: str | None = None
 
 
@@ -231,6 +263,7 @@ class Completed(Value):
     status: Literal["completed"] = "completed"
     measurements: tuple[Measurement, ...]
     requests: tuple[Request, ...]
+    gates: tuple[Gate, ...] = ()
     server: ServerFacts = ServerFacts()
     phases: Phases = Phases()
     server_log: bytes = b""
@@ -240,7 +273,8 @@ class Failed(Value):
     """A trial without figures: its *configuration* failed, or it was lost with every machine that it ran on.
 
     Attributes:
-        failure_class: a name from `raytune_eagle.logs`; ``node_lost`` with status ``lost``.
+        failure_class: a name from `raytune_eagle.logs`; of the gate that failed, with `failure_phase` ``gate``;
+            ``node_lost`` with status ``lost``.
     """
 
     status: Literal["failed", "lost"] = "failed"
@@ -249,6 +283,7 @@ class Failed(Value):
     failure_detail: str
     log_tail: str = ""
     requests: tuple[Request, ...] = ()
+    gates: tuple[Gate, ...] = ()
     server: ServerFacts = ServerFacts()
     phases: Phases = Phases()
     server_log: bytes = b""

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 
 from raytune_eagle.model import Completed, Failed, TrialRecord
+from raytune_eagle.reference import Reference
 from raytune_eagle.spec import Objective
 
 
-def objective_value(objective: Objective, record: TrialRecord) -> float | None:
-    """The figure searched for: the geometric mean over the concurrencies; None without figures."""
+def objective_value(objective: Objective, record: TrialRecord, reference: Reference) -> float | None:
+    """The figure searched for, as an average node would give it: geometric mean over the concurrencies; None: none."""
     if not isinstance(record.outcome, Completed) or not record.outcome.measurements:
         return None
-    figures = [getattr(m, objective.metric) for m in record.outcome.measurements]
-    if any(figure is None or figure <= 0 for figure in figures):
+    figures = [
+        getattr(m, objective.metric) * reference.factor(record.node, m.concurrency, record.started_at)
+        for m in record.outcome.measurements
+    ]
+    if any(figure <= 0 for figure in figures):
         return None
     return math.exp(math.fsum(math.log(figure) for figure in figures) / len(figures))
 

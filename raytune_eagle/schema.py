@@ -15,7 +15,7 @@ import pyarrow as pa
 from raytune_eagle.errors import StoreError
 from raytune_eagle.model import FlagValue
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 VERSION_KEY = b"raytune_eagle.schema"
 PARAMETERS_KEY = b"raytune_eagle.parameters"
 
@@ -25,12 +25,16 @@ TEXT_MAP = pa.map_(TEXT, TEXT)
 
 
 class Column(NamedTuple):
-    """One column; an empty unit means a name, a text or a plain number."""
+    """One column; an empty unit means a name, a text or a plain number.
+
+    `since` is the first schema version that has it: in older files it is null.
+    """
 
     name: str
     type: pa.DataType
     unit: str
     meaning: str
+    since: int = 1
 
 
 _NAMES = (
@@ -38,11 +42,11 @@ _NAMES = (
     Column("number", INT, "", "number of the launch in its study, from 0, over all kinds; with study: one trial"),
     Column("uid", TEXT, "", "12 hex digits of the configuration exactly as launched"),
     Column("key", TEXT, "", "12 hex digits of its canonical form; launches with one key are the same point"),
-    Column("kind", TEXT, "", "baseline (plain decoding), trial, or confirm (the winner again)"),
+    Column("kind", TEXT, "", "baseline (plain decoding), trial, or confirm (both again, on held-out prompts)"),
     Column("node", TEXT, "", "machine that ran it"),
     Column("status", TEXT, "", "completed; infeasible: measured, breaks a constraint; failed; lost with its machines"),
     Column("failure_class", TEXT, "", "what a failure was, one word; null when there was none"),
-    Column("failure_phase", TEXT, "", "launch or bench; null when there was no failure"),
+    Column("failure_phase", TEXT, "", "launch, gate or bench; null when there was no failure"),
     Column("failure_detail", TEXT, "", "one line for people on the failure"),
     Column("log_tail", TEXT, "", "last lines of the server's log of a failed trial; the whole is in logs/"),
 )
@@ -82,7 +86,9 @@ _FIGURES = (
     Column("speedup", REAL, "ratio", "output_throughput / that of the same node's baseline; null: not compared"),
     Column("matches_baseline", REAL, "share", "prompts whose text equals the baseline's; null: not compared"),
     Column("violations", pa.list_(TEXT), "", "constraints of the objective that it breaks; empty: none"),
-    Column("gates", pa.list_(TEXT), "", "checks that the server did not pass; empty: none"),
+    Column(
+        "gates", pa.list_(TEXT), "", "checks of the server: 'passed NAME', 'warning NAME: why', 'failed …', 'unknown …'"
+    ),
     Column("started_at", TIME, "UTC", "when the trial began"),
     Column("ended_at", TIME, "UTC", "when the trial was over"),
     Column("started_unix_s", REAL, "s", "started_at to its last bit, since 1970"),
@@ -108,6 +114,8 @@ _REQUESTS = (
     Column("verify_rounds", INT, "rounds", "verify rounds; null: plain decoding"),
     Column("accept_histogram", pa.list_(INT), "rounds", "verify rounds that accepted 0, 1, 2, … draft tokens"),
     Column("output_hash", TEXT, "", "16 hex digits of the text; equal hashes are equal answers"),
+    Column("prefix_hashes", pa.list_(TEXT), "", "of its first 16, 64, 256, 1024 characters, where it is longer", 2),
+    Column("compression", REAL, "ratio", "bytes of the text / of its zlib; above 5: it repeats itself; null: short", 2),
     Column("error", TEXT, "", "why it failed, else null"),
 )
 _EVENTS = (
@@ -192,7 +200,7 @@ def file_problem(table: str, schema: pa.Schema, path: str) -> str | None:
             "upgrade raytune_eagle to read it"
         )
     names = set(schema.names)  # a new list at each look
-    missing = [column.name for column in TABLES[table] if column.name not in names]
+    missing = [column.name for column in TABLES[table] if column.since <= int(version) and column.name not in names]
     return f"{path}: not a file of {table}: no column {missing[0]}" if missing else None
 
 

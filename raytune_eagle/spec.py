@@ -260,8 +260,15 @@ class Baseline(Written):
     every: Annotated[Int, Field(ge=1)] = 10
 
 
+class Confirm(Written):
+    """The best `top` launched again at the end, beside plain decoding, in `rounds` rounds; `top: 0` leaves it out."""
+
+    top: Annotated[int, Field(ge=0)] = 3
+    rounds: Annotated[int, Field(ge=1)] = 2
+
+
 class Budget(Written):
-    """Launches (failed ones included, baselines not) and hours of one run."""
+    """Launches (failed ones included; baselines and confirmations not), and hours after which none is searched."""
 
     trials: Annotated[Int, Field(ge=1)] = 60
     hours: Annotated[Float, Field(gt=0)] = 12
@@ -279,6 +286,7 @@ class Spec(Written):
     start_from: tuple[Annotated[dict[str, Flag], _checked(spec_settings.start_problems)], ...] = ()
     search: Search = Search()
     baseline: Baseline = Baseline()
+    confirm: Confirm = Confirm()
     budget: Budget = Budget()
 
     @model_validator(mode="after")
@@ -289,8 +297,9 @@ class Spec(Written):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What makes two studies the same study: everything but the budget and the price of a node."""
-        whole = self.model_dump(mode="json", by_alias=True, exclude={"budget": True, "node": {"cost_per_hour"}})
+        """What makes two studies the same study: everything but what may be spent and the price of a node."""
+        spent: dict[str, Any] = {"budget": True, "confirm": True, "node": {"cost_per_hour"}}
+        whole = self.model_dump(mode="json", by_alias=True, exclude=spent)
         return dict(_leaves(whole))
 
 

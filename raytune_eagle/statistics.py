@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raytune_eagle.model import Request, Value
+from raytune_eagle.model import Measurement, Request, Value
 
 Array = NDArray[np.float64]
 
@@ -26,6 +26,12 @@ DRAWS = 1000
 
 _CAUTION = 1.05
 """Keeps comparisons of equals at 4 % false alarms, so that a few hundred of them stay below 6 % by more than luck."""
+
+LAUNCH_NOISE = 0.01
+"""What two launches of one configuration differ by beyond what their passes show, as a standard deviation of the log,
+until repeated launches say otherwise: memory lies elsewhere, kernels are chosen anew, clocks start from other heat."""
+_LAUNCH_FREEDOM = 4
+"""How many degrees of freedom that expectation weighs as much as."""
 
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -36,6 +42,32 @@ def t_975(freedom: float) -> float:
     if whole <= len(_T_975):
         return _T_975[whole - 1]
     return 1.959964 + 2.372 / whole + 2.82 / whole**2  # the first terms of its expansion around the normal
+
+
+def log_variance(figures: Measurement) -> float:
+    """Variance of the log of a launch's throughput, read back from its 95 % interval; where that is open, 1."""
+    if figures.ci_low <= 0:
+        return 1.0
+    half = float(np.log(figures.ci_high / figures.ci_low)) / 2
+    return (half / t_975(figures.passes - 1)) ** 2
+
+
+def launch_variance(logs: Array, variances: Array) -> float:
+    """Variance of the log of throughput from launch to launch, beyond that of their passes.
+
+    Args:
+        logs: of throughput, shape (configurations, rounds): every configuration launched once in each round. What all
+            configurations of a round share (the hour, the node) is taken out.
+        variances: of those logs by their own passes, same shape.
+
+    Few rounds say little, so they are weighed against `LAUNCH_NOISE`; with a single round or configuration it is that.
+    """
+    freedom = (logs.shape[0] - 1) * (logs.shape[1] - 1) if logs.size else 0
+    if not freedom:
+        return LAUNCH_NOISE**2
+    rest = logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
+    beyond = max(0.0, float((rest**2).sum()) - freedom * float(variances.mean()))
+    return (_LAUNCH_FREEDOM * LAUNCH_NOISE**2 + beyond) / (_LAUNCH_FREEDOM + freedom)
 
 
 class Interval(NamedTuple):
@@ -182,13 +214,15 @@ def compare(a: Sequence[Request], b: Sequence[Request], seed: int = 0) -> Ratio:
     Seeing a true 5 % at a pass-to-pass noise of 3 % nine times in ten takes 12 passes on either side.
 
     Raises:
-        ValueError: a side holds no counted row or more than one concurrency, or they share no prompt.
+        ValueError: a side holds no counted row, no output token or more than one concurrency, or they share no prompt.
     """
     left, right = tabulate(a), tabulate(b)
     common = sorted(set(left.prompts) & set(right.prompts))
     if not common:
         raise ValueError("the two sides have no answered prompt in common")
     left, right = left.columns(common), right.columns(common)
+    if not left.tokens.sum() or not right.tokens.sum():
+        raise ValueError("a side has no output tokens")
     log_ratio = _log_total(left, a) - _log_total(right, b)
     value = float(np.exp(log_ratio))
     if min(left.passes, right.passes) == 1:

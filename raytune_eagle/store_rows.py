@@ -14,6 +14,7 @@ from raytune_eagle.model import (
     Event,
     Failed,
     FlagValue,
+    Gate,
     Measurement,
     Phases,
     Request,
@@ -53,7 +54,7 @@ def _common(record: TrialRecord, parameters: Mapping[str, str]) -> Row:
         "sglang_version": outcome.server.version or None,
         "hardware": record.facts.hardware or None,
         "versions": record.facts.versions,
-        "gates": [],
+        "gates": [gate.line for gate in outcome.gates],
         "started_at": _microseconds(record.started_at),
         "ended_at": _microseconds(record.ended_at),
         "started_unix_s": record.started_at,
@@ -105,8 +106,8 @@ def _values(row: Row, fields: Mapping[str, Any]) -> Row:
 
 
 def request_of(row: Row) -> Request:
-    """Rebuild one request."""
-    return Request.model_validate(_values(row, Request.model_fields))
+    """Rebuild one request; a column that its file is too old to have holds the default."""
+    return Request.model_validate({name: row[name] for name in Request.model_fields if row.get(name) is not None})
 
 
 def _outcome(rows: Sequence[Row], requests: Sequence[Request]) -> Row:
@@ -115,6 +116,7 @@ def _outcome(rows: Sequence[Row], requests: Sequence[Request]) -> Row:
     shared = {
         "status": "completed" if measured else first["status"],
         "requests": tuple(requests),
+        "gates": tuple(map(Gate.of, first["gates"])),
         "phases": _values(first, Phases.model_fields),
         "server": {"resolved_args": first["resolved_args"], "version": first["sglang_version"] or ""},
     }

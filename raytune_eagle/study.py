@@ -5,20 +5,22 @@ What is kept is the truth: a study that was stopped, however it was stopped, goe
 
 from __future__ import annotations
 
-import hashlib
-import json
+import statistics
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from raytune_eagle import gates
+from raytune_eagle.confirm import Lineup, late_lineup, lineup
 from raytune_eagle.errors import NodeError, SpecError
+from raytune_eagle.identity import STARTED, check_same, written
 from raytune_eagle.model import Completed, Config, Event, Failed, Job, Kind, TrialRecord, Workload
 from raytune_eagle.outcomes import in_words, same_text, speedup, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
+from raytune_eagle.reference import Reference
 from raytune_eagle.search import Proposal, Search
-from raytune_eagle.space import Params, Space
-from raytune_eagle.spec import differences
+from raytune_eagle.space import Space
 
 _TICK_S = 1.0
 _MOST_TRIES = 3
@@ -28,7 +30,8 @@ _TAKEN_DOWN = 2
 _QUARANTINE_S = 60.0
 _NO_NODE_S = 300.0
 _FLUSH_S = 60.0
-_PROMPTS = "workload.prompts (contents)"
+_RECENT = 50
+"""Launches that tell how long the next ones will take."""
 
 
 @dataclass
@@ -45,9 +48,9 @@ class Task:
 
 @dataclass
 class Bench:
-    """What the study knows of one node."""
+    """What the study knows of one node: plain decoding to compare with, on the prompts of the search and held out."""
 
-    baseline: TrialRecord | None = None
+    plain: dict[Kind, TrialRecord] = field(default_factory=dict)
     since_baseline: int = 0
     failures: int = 0
     away_until: float = 0.0
@@ -58,7 +61,8 @@ class Study:
 
     Args:
         space: the spec and what it spans.
-        workload: the prompts to send.
+        workload: the prompts to search with.
+        held_out: what the end is confirmed with; the same where None.
         store: where records go; it is read once, here.
         listener: called with every event, after it was noted.
 
@@ -67,16 +71,25 @@ class Study:
     """
 
     def __init__(
-        self, space: Space, workload: Workload, store: Store, listener: Callable[[Event], None] = lambda _: None
+        self,
+        space: Space,
+        workload: Workload,
+        store: Store,
+        listener: Callable[[Event], None] = lambda _: None,
+        *,
+        held_out: Workload | None = None,
     ) -> None:
         self.space, self.spec, self.records = space, space.spec, list(store.read(space.spec.name))
-        self._workload, self._store, self._listener = workload, store, listener
-        self._check_same_spec(store.read_events(self.spec.name))
-        self._search = Search(space, self.records)
+        self._workload, self._held_out = workload, held_out or workload
+        self._store, self._listener = store, listener
+        check_same(self.spec, workload, store.read_events(self.spec.name))
+        self._reference = Reference(())
         self._taken = {record.number for record in self.records}
         self._benches: dict[str, Bench] = {}
         for record in self.records:
-            self._note_baseline(record)
+            self._note_plain(record)
+        self._search = Search(space, self.records, self._reference)
+        self._losses = Counter[str]()
         self._again: deque[Task] = deque()
         self._busy: dict[Pending, tuple[Node, Task]] = {}
         self._events: list[Event] = []
@@ -90,8 +103,9 @@ class Study:
         return [record for record in self.records if record.kind == "trial"]
 
     def done(self) -> bool:
-        """Whether the budget of trials is used up or every valid point was launched."""
-        return len(self.trials) >= self.spec.budget.trials or len({r.key for r in self.trials}) >= self._reachable()
+        """Whether the budget of trials is used up, or every valid point was launched, and the best are confirmed."""
+        searched = len(self.trials) >= self.spec.budget.trials
+        return (searched or len({r.key for r in self.trials}) >= self._reachable()) and self._confirming() is None
 
     def note(self, event: Event) -> None:
         """Take an event, from any thread."""
@@ -109,13 +123,13 @@ class Study:
             StoreError: a record could not be kept.
         """
         began = last_node = flushed = fleet.now()
-        written = self.spec.model_dump(mode="json", by_alias=True) | {_PROMPTS: self._prompts_digest()}
-        self._say(fleet, "study_started", json.dumps(written))
+        self._say(fleet, STARTED, written(self.spec, self._workload))
         self._flush()  # before the first launch: what the records were measured with must not be lost with us
         try:
             while True:
-                self._hand_out(fleet, began)
-                if not self._busy and self._nothing_left(fleet, began):
+                over = self._over(fleet, began)
+                self._hand_out(fleet, over=over)
+                if not self._busy and self._searched(over=over) and self._confirming() is None:
                     break
                 if fleet.nodes():
                     last_node = fleet.now()
@@ -130,30 +144,27 @@ class Study:
         finally:
             self._flush()
 
-    def _hand_out(self, fleet: Fleet, began: float) -> None:
+    def _hand_out(self, fleet: Fleet, *, over: bool) -> None:
         occupied = {node.name for node, _ in self._busy.values()}
         nodes = fleet.nodes()
         names = {node.name for node in nodes}
-        over = fleet.now() - began >= self.spec.budget.hours * 3600
         for node in nodes:
             bench = self._benches.setdefault(node.name, Bench())
             if node.name in occupied or fleet.now() < bench.away_until:
                 continue
-            task = None if over else self._next(node, bench, names)
+            task = self._next_confirm(node, bench, names) if self._searched(over=over) else self._next(node, names)
             if task is None:
                 continue
             task.started_at = fleet.now()
-            job = Job(
-                study=self.spec.name, number=task.number, kind=task.kind, config=task.config, workload=self._workload
-            )
+            workload = self._held_out if task.kind == "confirm" else self._workload
+            job = Job(study=self.spec.name, number=task.number, kind=task.kind, config=task.config, workload=workload)
             self._busy[node.submit(job)] = (node, task)
             self._say(fleet, "trial_started", task.config.command(), node, task.number)
 
-    def _next(self, node: Node, bench: Bench, names: set[str]) -> Task | None:
+    def _next(self, node: Node, names: set[str]) -> Task | None:
         """A node first measures plain decoding, and again every so often; then what was lost elsewhere; then new."""
-        if self._enough() and not self._again:
-            return None
-        if bench.baseline is None or bench.since_baseline >= self.spec.baseline.every:
+        bench = self._benches[node.name]
+        if "baseline" not in bench.plain or bench.since_baseline >= self.spec.baseline.every:
             return Task(self._number(), "baseline", self.space.baseline())
         again = next((t for t in self._again if node.name not in t.lost_on or names <= set(t.lost_on)), None)
         if again is not None:
@@ -167,14 +178,46 @@ class Study:
             return None
         return Task(self._number(), "trial", proposal.config, proposal)
 
+    def _next_confirm(self, node: Node, bench: Bench, names: set[str]) -> Task | None:
+        """After the search a node measures plain decoding once more; when all trials are in, the best are confirmed."""
+        if bench.since_baseline:
+            return Task(self._number(), "baseline", self.space.baseline())
+        busy = [(other, task.kind) for other, task in self._busy.values()]
+        line = None if any(kind == "trial" for _, kind in busy) else self._confirming()
+        if line is None:
+            return None
+        confirming = {other.name for other, kind in busy if kind == "confirm"}
+        midway = {name for name in names - {node.name} if line.in_the_middle(name, self.records)}
+        begun = line.full_rounds(self.records) + len(confirming | midway)
+        if begun >= self.spec.confirm.rounds:
+            return None
+        return Task(self._number(), "confirm", line.next_on(node.name, self.records, begun).config)
+
+    def _confirming(self) -> Lineup | None:
+        """What is still to be confirmed of the trials so far; None when nothing is."""
+        confirm, records = self.spec.confirm, self.records
+        first = lineup(records, self.space.baseline(), confirm, self.space.key)
+        if first is None or first.full_rounds(records) < confirm.rounds:
+            return first
+        late = late_lineup(records, first, self.space.key)
+        return late if late is not None and late.full_rounds(records) < confirm.rounds else None
+
     def _enough(self) -> bool:
         under_way = [task for _, task in self._busy.values()] + list(self._again)
         trials = sum(task.kind == "trial" for task in under_way)
         return self._exhausted or len(self.trials) + trials >= self.spec.budget.trials
 
-    def _nothing_left(self, fleet: Fleet, began: float) -> bool:
-        over = fleet.now() - began >= self.spec.budget.hours * 3600
+    def _searched(self, *, over: bool) -> bool:
+        """Whether no trial is to be started any more."""
         return over or (self._enough() and not self._again)
+
+    def _over(self, fleet: Fleet, began: float) -> bool:
+        """Whether the hours are, but for what confirming takes: half of them at most are kept for it."""
+        confirm, hours = self.spec.confirm, self.spec.budget.hours * 3600
+        seconds = statistics.median([r.ended_at - r.started_at for r in self.records[-_RECENT:]] or [0.0])
+        rounds = confirm.rounds / max(1, min(confirm.rounds, len(fleet.nodes())))
+        kept = seconds * rounds * (confirm.top + 2) if confirm.top else 0.0
+        return fleet.now() - began >= hours - min(kept, hours / 2)
 
     def _number(self) -> int:
         """The lowest number never used: one whose launch left no record is used again."""
@@ -205,23 +248,27 @@ class Study:
         self._say(fleet, "node_quarantined", f"for {pause:.0f} s: {exc}", node, task.number)
 
     def _ask_again(self, fleet: Fleet, node: Node, task: Task, exc: NodeError) -> None:
-        if task.kind == "baseline":  # its node will be asked for one again
-            self._taken.discard(task.number)
-            return
         task.lost_on.append(node.name)
-        if len(task.lost_on) < _MOST_TRIES and len(set(task.lost_on)) < _TAKEN_DOWN:
+        if task.kind == "trial":
+            given_up = len(task.lost_on) >= _MOST_TRIES or len(set(task.lost_on)) >= _TAKEN_DOWN
+        else:  # the records lack it, so that it is asked for again, as another task; its number is free
+            self._losses[task.config.uid] += 1
+            given_up = task.kind == "confirm" and self._losses[task.config.uid] >= _MOST_TRIES
+        if given_up:
+            where = ", ".join(task.lost_on)
+            detail = f"lost with every machine that it ran on ({where}): {exc}"
+            lost = Failed(status="lost", failure_class="node_lost", failure_phase="unknown", failure_detail=detail)
+            self._keep(fleet, node, task, lost)
+        elif task.kind == "trial":
             self._again.append(task)
-            return
-        where = ", ".join(task.lost_on)
-        detail = f"lost with every machine that it ran on ({where}): {exc}"
-        lost = Failed(status="lost", failure_class="node_lost", failure_phase="unknown", failure_detail=detail)
-        self._keep(fleet, node, task, lost)
+        else:
+            self._taken.discard(task.number)
 
     def _keep(self, fleet: Fleet, node: Node, task: Task, outcome: Completed | Failed) -> None:
         record = self._record(fleet, node, task, outcome)
         self._store.append(record)
         self.records.append(record)
-        self._note_baseline(record)
+        self._note_plain(record)
         if task.proposal is not None:
             self._search.tell(task.proposal, record)
         self._say(fleet, "trial_done", in_words(record), node, task.number)
@@ -233,9 +280,11 @@ class Study:
             )
 
     def _record(self, fleet: Fleet, node: Node, task: Task, outcome: Completed | Failed) -> TrialRecord:
-        bench = self._benches[node.name]
-        reference = bench.baseline.outcome if bench.baseline else None
-        baseline = reference if isinstance(reference, Completed) else None
+        plain = self._benches[node.name].plain.get("confirm" if task.kind == "confirm" else "baseline")
+        baseline = plain.outcome if plain and isinstance(plain.outcome, Completed) else None
+        if isinstance(outcome, Completed):
+            reference = None if task.kind == "baseline" else baseline
+            outcome = gates.judged(outcome, reference, self._workload.temperature)
         return TrialRecord(
             study=self.spec.name,
             number=task.number,
@@ -243,7 +292,7 @@ class Study:
             node=node.name,
             config=task.config,
             key=self.space.key(task.config),
-            params=self._params(task),
+            params=self.space.params(task.config) if task.kind == "trial" else {},
             started_at=task.started_at,
             ended_at=fleet.now(),
             facts=node.facts,
@@ -253,15 +302,16 @@ class Study:
             violations=violations(self.spec.objective, outcome) if isinstance(outcome, Completed) else (),
         )
 
-    def _params(self, task: Task) -> Params:
-        return self.space.params(task.config) if task.kind == "trial" else {}
-
-    def _note_baseline(self, record: TrialRecord) -> None:
+    def _note_plain(self, record: TrialRecord) -> None:
+        """Take a record for what it says of its node."""
         bench = self._benches.setdefault(record.node, Bench())
-        if record.kind == "baseline" and isinstance(record.outcome, Completed):
-            bench.baseline, bench.since_baseline = record, 0
-        elif record.kind == "trial":
-            bench.since_baseline += 1
+        plain = record.key == self.space.key(self.space.baseline())
+        if plain and record.kind != "trial" and isinstance(record.outcome, Completed):
+            bench.plain[record.kind] = record
+            if record.kind == "baseline":
+                self._reference.add(record)
+        if record.kind != "confirm":
+            bench.since_baseline = 0 if record.kind == "baseline" else bench.since_baseline + 1
 
     # ------------------------------------------------------------------------------------------------------- the rest
     def _reachable(self) -> int:
@@ -273,23 +323,6 @@ class Study:
             if self.space.told(config) is None or self.space.judge(config).canonical is None
         }
         return self.space.size + len(outside)
-
-    def _check_same_spec(self, events: Iterable[Event]) -> None:
-        started = next((event for event in events if event.name == "study_started"), None)
-        if started is None:
-            return
-        written = json.loads(started.detail)
-        prompts = written.pop(_PROMPTS, self._prompts_digest())
-        old = type(self.spec).model_validate(written).identity() | {_PROMPTS: prompts}
-        changed = differences(old, self.spec.identity() | {_PROMPTS: self._prompts_digest()})
-        if changed:
-            head = f"name: study {self.spec.name!r} exists with another spec: use another name (--study). What changed:"
-            raise SpecError([head, *(f"  {line}" for line in changed)])
-
-    def _prompts_digest(self) -> str:
-        """What the prompts say, not where they lie: a changed file makes other figures."""
-        text = json.dumps([prompt.model_dump() for prompt in self._workload.prompts], sort_keys=True)
-        return hashlib.blake2s(text.encode(), digest_size=8).hexdigest()
 
     def _say(self, fleet: Fleet, name: str, detail: str, node: Node | None = None, number: int | None = None) -> None:
         where = node.name if node else None

@@ -1,13 +1,15 @@
-"""One trial: serve, measure, put away. Runs wherever the node is."""
+"""One trial: serve, gate, measure, gate again, put away. Runs wherever the node is."""
 
 from __future__ import annotations
 
+import gzip
 import time
 from contextlib import AbstractContextManager
 
+from raytune_eagle import gates
 from raytune_eagle.errors import LaunchError, NodeError, TrialError
-from raytune_eagle.measure import measure
-from raytune_eagle.model import Completed, Failed, Job, Phases, ServerFacts
+from raytune_eagle.measure import MeasureResult, measure
+from raytune_eagle.model import Completed, Failed, Gate, Job, Phases, Request, ServerFacts
 from raytune_eagle.ports import Engine, Progress, Server, Turns
 
 
@@ -34,20 +36,51 @@ def run_trial(engine: Engine, job: Job, progress: Progress, turns: Turns) -> Com
 
 
 def _measure(server: Server, job: Job, progress: Progress, turns: Turns) -> Completed | Failed:
-    started = Phases(launch_s=server.launch_s, ready_s=server.ready_s)
+    phases = Phases(launch_s=server.launch_s, ready_s=server.ready_s)
+    found: tuple[Gate, ...] = ()
+    rows: tuple[Request, ...] = ()
     try:
+        found = _passed(gates.before(_seen(server, job)), progress)
         with turns.quiet():
             result = measure(server, job.workload, progress)
+        phases, rows = _measured(phases, result), result.requests
+        found += _passed(gates.after(_seen(server, job, result)), progress)
     except TrialError as exc:
-        exc.server_log = exc.server_log or server.log()
-        return _failed(exc, server.facts, started)
+        exc.server_log, exc.requests = exc.server_log or server.log(), exc.requests or rows
+        exc.gates = (*found, *exc.gates)
+        return _failed(exc, server.facts, phases)
     return Completed(
         measurements=result.measurements,
         requests=result.requests,
+        gates=found,
         server=server.facts,
-        phases=started.model_copy(update={"warmup_s": result.warmup_s, "bench_s": result.bench_s}),
+        phases=phases,
         server_log=server.log(),
     )
+
+
+def _seen(server: Server, job: Job, result: MeasureResult | None = None) -> gates.Seen:
+    return gates.Seen(
+        config=job.config,
+        workload=job.workload,
+        facts=server.facts,
+        log=gzip.decompress(server.log()).decode(errors="replace"),
+        measurements=result.measurements if result else (),
+        requests=result.requests if result else (),
+    )
+
+
+def _passed(found: tuple[Gate, ...], progress: Progress) -> tuple[Gate, ...]:
+    """The same, unless one failed; all that is not as it should be is told."""
+    for gate in found:
+        if gate.verdict in {"warning", "failed"}:
+            progress("gate", gate.line)
+    gates.enforce(found)
+    return found
+
+
+def _measured(phases: Phases, result: MeasureResult) -> Phases:
+    return phases.model_copy(update={"warmup_s": result.warmup_s, "bench_s": result.bench_s})
 
 
 def _put_away(serving: AbstractContextManager[Server], turns: Turns, outcome: Completed | Failed | None) -> float:
@@ -68,6 +101,7 @@ def _failed(exc: TrialError, facts: ServerFacts, phases: Phases) -> Failed:
         failure_detail=exc.detail,
         log_tail=exc.log_tail,
         requests=exc.requests,
+        gates=exc.gates,
         server=facts,
         phases=phases,
         server_log=exc.server_log,

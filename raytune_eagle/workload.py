@@ -57,16 +57,26 @@ def load_prompts(source: str, *, held_out: bool | None = False) -> tuple[Prompt,
         SpecError: the file is missing, is no UTF-8, is empty, has lines that are no prompts (each is named), the same
             id twice or random tokens for prompts, or has none of the kind asked for.
     """
+    lines = _checked_lines(source)
+    chosen = tuple(line.prompt for line in lines if held_out is None or line.held_out == held_out)
+    if not chosen:
+        raise SpecError(_none_chosen(source, held_out=bool(held_out)))
+    return chosen
+
+
+def held_out_prompts(source: str) -> tuple[Prompt, ...]:
+    """The prompts of a set that are kept out of the search; empty where none is. Raises as `load_prompts` does."""
+    return tuple(line.prompt for line in _checked_lines(source) if line.held_out)
+
+
+def _checked_lines(source: str) -> list[_Line]:
     lines = _lines(_entries(source, _read(source)))
     if looks_random(line.prompt.text for line in lines):
         raise SpecError(
             f"{source}: these prompts look like random tokens (hardly a word comes twice); no draft is trained on such "
             "text, so its acceptance would mean nothing: give texts like those to be served, or builtin:mixed"
         )
-    chosen = tuple(line.prompt for line in lines if held_out is None or line.held_out == held_out)
-    if not chosen:
-        raise SpecError(_none_chosen(source, held_out=bool(held_out)))
-    return chosen
+    return lines
 
 
 def _none_chosen(name: str, *, held_out: bool) -> str:

@@ -13,6 +13,7 @@ space:
   speculative: {num_steps: {int: [1, 6]}, eagle_topk: [1, 2, 4], num_draft_tokens: {int: [2, 16]}}
   nccl: {NCCL_PROTO: [null, Simple, LL]}
 search: {sampler: random, seed: 0}
+confirm: {top: 0}
 budget: {trials: 12, hours: 100}
 """
 

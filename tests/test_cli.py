@@ -89,10 +89,10 @@ def test_query_csv(results):
 def test_records_are_read_without_this_package(results):
     """pandas, DuckDB and pyarrow.dataset read the folder with nothing of ours."""
     folder = f"{results}/study=s/trials"
-    assert len(pd.read_parquet(folder)) == 14
-    assert duckdb.sql(f"select count(*) from '{results}/study=*/trials/*.parquet'").fetchall() == [(14,)]
+    assert len(pd.read_parquet(folder)) == 16
+    assert duckdb.sql(f"select count(*) from '{results}/study=*/trials/*.parquet'").fetchall() == [(16,)]
     table = ds.dataset(folder, format="parquet").to_table(columns=["number", "nccl_proto", "speedup"])
-    assert sorted(table["number"].to_pylist()) == list(range(14))
+    assert sorted(table["number"].to_pylist()) == list(range(16))
 
 
 def test_best_names_the_fastest(results):

@@ -266,13 +266,3 @@ def test_output_environment_and_cores_reach_the_command(tmp_path):
         with Guarded([sys.executable, "-c", code], env={"MINE": "yes"}, stdout=log, cores=[core]) as one:
             assert one.wait(10) == 0
     assert (tmp_path / "log").read_text() == f"yes [{core}]\n"
-
-
-def test_start_is_quick():
-    """A guard costs far less than what it guards: the best of five starts is under 0.15 s."""
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        with Guarded(["sleep", "600"]):
-            times.append(time.perf_counter() - started)
-    assert min(times) < 0.15

@@ -20,7 +20,7 @@ import pytest
 
 from raytune_eagle.errors import SpecError, StoreError
 from raytune_eagle.model import Completed, Config, Event, Failed, Measurement, Request, Speculative, TrialRecord
-from raytune_eagle.schema import RESERVED_COLUMNS, VERSION_KEY, parameter_kind
+from raytune_eagle.schema import RESERVED_COLUMNS, SCHEMA_VERSION, VERSION_KEY, parameter_kind
 from raytune_eagle.store import ParquetStore
 
 PARAMETERS = {"num_steps": "int", "nccl_proto": "str", "fast": "bool", "share": "float", "tp_size": "mixed"}
@@ -295,8 +295,9 @@ def test_a_torn_trial_can_be_run_again(results):
 def test_a_newer_schema_asks_for_an_upgrade(results, call):
     """A file of a later version is neither skipped nor guessed at nor mixed with older ones."""
     path = trial_files(results)[2]
-    doctored(path, pq.read_table(path), schema="2")
-    with pytest.raises(StoreError, match=r"results schema 2, .* reads up to 1: upgrade raytune_eagle"):
+    doctored(path, pq.read_table(path), schema=str(SCHEMA_VERSION + 1))
+    newer = f"results schema {SCHEMA_VERSION + 1}, .* reads up to {SCHEMA_VERSION}: upgrade raytune_eagle"
+    with pytest.raises(StoreError, match=newer):
         call(ParquetStore("results"))
 
 
@@ -304,7 +305,18 @@ def test_files_carry_the_schema_version(results):
     """Every file says which version of the schema it follows."""
     ParquetStore("results").append_events("x", [Event(at=1.5, study="x", name="ready")])
     for path in results.rglob("*.parquet"):
-        assert pq.read_schema(path).metadata[VERSION_KEY] == b"1"
+        assert pq.read_schema(path).metadata[VERSION_KEY] == str(SCHEMA_VERSION).encode()
+
+
+def test_a_study_of_schema_1_is_read_whole(results):
+    """Columns that came later hold their defaults; nothing is passed over."""
+    shutil.copytree(Path(__file__).parent.parent / "results" / "study=smollm2-h200", results / "study=smollm2-h200")
+    store = ParquetStore("results")
+    records = list(store.read("smollm2-h200"))
+    assert [one.number for one in records] == list(range(9))
+    assert all(len(one.outcome.requests) > 100 and not one.outcome.gates for one in records)
+    assert {request.prefix_hashes for one in records for request in one.outcome.requests} == {()}
+    assert store.problems("smollm2-h200") == []
 
 
 def test_probes_are_kept_by_column(results):

@@ -27,16 +27,16 @@ def kinds(store):
 
 
 def test_baseline_first_on_every_node_then_exactly_the_budget():
-    """Each node measures plain decoding before its first trial; then exactly `budget.trials` distinct points."""
+    """Each node measures plain decoding before and after its trials; of those exactly `budget.trials` distinct ones."""
     store = ListStore()
     run(store, SimulatedFleet(["a", "b"], measured))
-    assert kinds(store) == {"baseline": 2, "trial": 12}
+    assert kinds(store) == {"baseline": 4, "trial": 12}
     for node in ("a", "b"):
         mine = sorted((r for r in store.records if r.node == node), key=lambda r: r.started_at)
-        assert mine[0].kind == "baseline"
+        assert [r.kind for r in mine] == ["baseline", *["trial"] * 6, "baseline"]
     trials = [r for r in store.records if r.kind == "trial"]
     assert len({r.key for r in trials}) == 12
-    assert sorted(r.number for r in store.records) == list(range(14))
+    assert sorted(r.number for r in store.records) == list(range(16))
 
 
 def test_start_from_comes_first_word_for_word():
@@ -57,7 +57,7 @@ def test_baseline_again_every_so_often():
     store = ListStore()
     run(store, SimulatedFleet(["a"], measured), make_space(baseline={"every": 4}))
     order = [r.kind[0] for r in sorted(store.records, key=lambda r: r.started_at)]
-    assert "".join(order) == "bttttbttttbtttt"
+    assert "".join(order) == "bttttbttttbttttb"
 
 
 def test_speedup_and_text_are_against_the_same_node():
@@ -101,9 +101,9 @@ def test_resume_runs_to_the_budget_and_repeats_nothing():
     before = len(store.records)
     assert 0 < before < 8
     study = run(store, SimulatedFleet(["a", "b"], measured))
-    assert kinds(store) == {"baseline": 2, "trial": 12}
+    assert kinds(store) == {"baseline": 4, "trial": 12}
     assert len({r.key for r in study.trials}) == 12
-    assert sorted(r.number for r in store.records) == list(range(14))
+    assert sorted(r.number for r in store.records) == list(range(16))
 
 
 def test_done_is_known_without_nodes():
@@ -169,7 +169,7 @@ def test_lost_machine_asks_the_same_number_again_elsewhere():
     run(store, SimulatedFleet(["a", "b"], respond))
     again = next(r for r in store.records if r.number == lost[0])
     assert (again.node, again.status) == ("b", "completed")
-    assert kinds(store) == {"baseline": 2, "trial": 12}
+    assert kinds(store) == {"baseline": 4, "trial": 12}
     assert any(e.name == "node_quarantined" and e.node == "a" for e in store.events)
 
 

@@ -12,7 +12,9 @@ from rich.table import Table
 
 from raytune_eagle.findings import Finding
 from raytune_eagle.model import Event, TrialRecord
-from raytune_eagle.report.best import Row, label, leaderboard, verdict, winner
+from raytune_eagle.ranking import Row, confirmed, label, leaderboard
+from raytune_eagle.reference import Reference
+from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.space import GroupSize, Space
 
 _SHOWN = {
@@ -50,10 +52,14 @@ class Progress:
 def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> None:
     """Leaderboard, verdict and winner for each concurrency."""
     for concurrency in concurrencies:
-        rows = leaderboard(records, concurrency)
-        console.print(_leaderboard(rows[:_MOST_ROWS], concurrency))
+        rows, again = leaderboard(records, concurrency), confirmed(records, concurrency)
+        console.print(_board(rows[:_MOST_ROWS], f"concurrency {concurrency}"))
         if len(rows) > _MOST_ROWS:
             console.print(f"… and {len(rows) - _MOST_ROWS} more: raytune-eagle query")
+        if again:
+            console.print(_board(again, f"confirmed at concurrency {concurrency}"))
+        for line in _conditions(records, concurrency):
+            console.print(line, soft_wrap=True, highlight=False)
         console.print(f"Verdict at concurrency {concurrency}: {escape(verdict(records, concurrency))}", soft_wrap=True)
         best = winner(records, concurrency)
         if best is not None:
@@ -61,9 +67,20 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
             console.print(escape(best.config.command()), soft_wrap=True, highlight=False)
 
 
-def _leaderboard(rows: Sequence[Row], concurrency: int) -> Table:
+def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[str]:
+    """What nodes and hours did to the figures, where it is more than noise."""
+    reference = Reference(records)
+    for node, effect in reference.effects(concurrency).items():
+        yield f"{escape(node)}: plain decoding is {effect:.2f}x of an average node's; figures above are freed from that"
+    for drift in reference.drifts():
+        if drift.concurrency == concurrency:
+            span = f"{drift.low:.1f} to {drift.high:.1f} tok/s"
+            yield f"{escape(drift.node)}: plain decoding drifted, {span}; figures above are freed from that"
+
+
+def _board(rows: Sequence[Row], title: str) -> Table:
     varied = _varied(rows)
-    table = Table(title=f"concurrency {concurrency}")
+    table = Table(title=title)
     table.add_column("launch", justify="right")
     table.add_column("configuration")
     for name in ("tok/s", "95 % interval", "accept_len", "speedup"):
@@ -98,7 +115,7 @@ def plan(space: Space, show: int) -> Iterator[str]:
         yield from _group(group)
     yield from (f"  note: {line}" for line in space.notes())
     yield ""
-    yield f"plain decoding (every node first, then every {spec.baseline.every} trials):"
+    yield f"plain decoding (every node first, every {spec.baseline.every} trials, and last):"
     yield space.baseline().command()
     for index, start in enumerate(space.starts[:show]):
         yield f"start_from[{index}]:"
@@ -121,11 +138,15 @@ def _cost(space: Space) -> Iterator[str]:
     """From the time limits in the spec, since nothing was launched yet: the most that the launches can be."""
     spec = space.spec
     trials = min(spec.budget.trials, space.size + len(space.starts))
-    plain = 1 + trials // spec.baseline.every
+    plain = 2 + trials // spec.baseline.every
+    again = spec.confirm.rounds * (spec.confirm.top + 2) if spec.confirm.top else 0
     most = spec.engine.start_timeout_s + _OTHER_S
-    hours = (trials + plain) * most / 3600
+    hours = (trials + plain + again) * most / 3600
     price = f" ({hours * spec.node.cost_per_hour:,.0f} of cost)" if spec.node.cost_per_hour else ""
-    yield f"budget: {trials} trials in {spec.budget.hours:g} h, and {plain} of plain decoding (and one a further node)"
+    yield (
+        f"budget: {trials} trials in {spec.budget.hours:g} h, {plain} launches of plain decoding (two more a further "
+        f"node), and about {again} to confirm the best"
+    )
     yield (
         f"about {hours:,.1f} node-hours{price} if every start took all of start_timeout_s "
         f"({spec.engine.start_timeout_s:g} s) and measuring {_OTHER_S:.0f} s; starts are usually far quicker"

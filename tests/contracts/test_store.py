@@ -15,6 +15,7 @@ from raytune_eagle.model import (
     Config,
     Event,
     Failed,
+    Gate,
     Measurement,
     NodeFacts,
     Phases,
@@ -54,10 +55,16 @@ REQUEST = st.builds(
     accept_histogram=st.lists(COUNT, max_size=4).map(tuple),
     output_hash=st.none() | TEXT,
     error=st.none() | TEXT,
+    prefix_hashes=st.lists(TEXT, max_size=4).map(tuple),
+    compression=MAYBE,
     **dict.fromkeys(["concurrency", "repeat", "prompt_tokens", "completion_tokens"], COUNT),
     **dict.fromkeys(["started_s", "latency_s"], NUMBER),
 )
+GATE = st.builds(
+    Gate, name=st.sampled_from(["accept_len", "text"]), verdict=st.sampled_from(["passed", "failed"]), detail=TEXT
+)
 SHARED = {
+    "gates": st.lists(GATE, max_size=2).map(tuple),
     "requests": st.lists(REQUEST, max_size=3).map(tuple),
     "server": st.builds(ServerFacts, resolved_args=TEXT, version=TEXT),
     "phases": st.builds(Phases, launch_s=MAYBE, ready_s=MAYBE, warmup_s=MAYBE, bench_s=MAYBE, teardown_s=MAYBE),

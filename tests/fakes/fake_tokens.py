@@ -10,18 +10,18 @@ def digest(text):
     return hashlib.blake2s(text.encode()).digest()
 
 
-def words(prompt, count):
-    """The first tokens of the answer to a prompt."""
-    seed = digest(prompt)
-    return [(seed[i % 32] * 7 + i) % 997 for i in range(count)]
+def words(prompt, count, kind=""):
+    """The first tokens of the answer to a prompt: as they are, ``garble``: other ones, or ``loop``: one of them."""
+    seed = digest(kind + prompt if kind == "garble" else prompt)
+    return [(seed[i % 32 if kind != "loop" else 0] * 7 + (i if kind != "loop" else 0)) % 997 for i in range(count)]
 
 
-def rounds(prompt, count, steps):
+def rounds(prompt, count, steps, most=1 << 30):
     """Accepted draft tokens per verify round, until `count` tokens are there; the first comes with the prompt."""
     left, seed = count - 1, digest(prompt)[0]
     while left > 0:
         seed = (seed * 37 + 11) % 256
-        accepted = min(seed % (steps + 1), left - 1)
+        accepted = min(seed % (steps + 1), left - 1, most)
         left -= accepted + 1
         yield accepted
 

@@ -26,6 +26,11 @@ Environment RAYTUNE_FAKE: faults, comma-separated, each ``name`` or ``name=value
     grandchildren       start a child, one that called setsid, and a daemon (forked twice)
     wrong_model         /server_info names another model
     round_ms=MS         milliseconds per verify round (default 1)
+    reject              accept no draft token
+    garble, loop        answer with another text, with one word over and over; only with speculation
+    draft_class=NAME    say that the draft was loaded as this
+    say=FILE            print FILE into the log once ready
+    info=FILE           /server_info says what the JSON object in FILE says
 RAYTUNE_FAKE_ONCE: a path; faults apply only while it does not exist, and it is made at the first start (for retries).
 """
 
@@ -161,6 +166,8 @@ class Handler(BaseHTTPRequestHandler):
             info = {**vars(self.model.args), "version": VERSION, "internal_states": [{"last_gen_throughput": 1.0}]}
             if "wrong_model" in self.model.faults:
                 info["model_path"] = "/another/model"
+            if "info" in self.model.faults:
+                info |= json.loads(Path(self.model.faults["info"]).read_text())
             self.answer(200, info)
         else:
             self.answer(404)
@@ -216,14 +223,16 @@ class Handler(BaseHTTPRequestHandler):
         """What each chunk of the answer says: everything so far."""
         prompt = body.get("text") or str(body.get("input_ids"))
         count = (body.get("sampling_params") or {}).get("max_new_tokens", 128)
-        started, ids, done, accepted = time.monotonic(), fake_tokens.words(prompt, count), 1, []
+        kind = next((fault for fault in ("garble", "loop") if fault in self.model.faults and self.model.steps), "")
+        started, ids, done, accepted = time.monotonic(), fake_tokens.words(prompt, count, kind), 1, []
         meta = {
             "id": fake_tokens.digest(prompt + str(started)).hex(),
             "finish_reason": None,
             "prompt_tokens": len(prompt.split()),
         }
         meta |= {"weight_version": "default", "cached_tokens": 0}
-        pending = list(fake_tokens.rounds(prompt, count, self.model.steps))
+        most = 0 if "reject" in self.model.faults else 1 << 30
+        pending = list(fake_tokens.rounds(prompt, count, self.model.steps, most))
         while pending:
             self.model.chunk()
             yield fake_tokens.state(ids[:done], meta)
@@ -240,8 +249,15 @@ class Handler(BaseHTTPRequestHandler):
         yield fake_tokens.state(ids, meta)
 
 
-def before_port(asked, draft):
+def load(kind):
+    """What SGLang says when it loads a model."""
+    say("Load weight begin. avail mem=20.02 GB")
+    say(f"Load weight end. elapsed=0.03 s, type={kind}, avail mem=20.02 GB, mem usage=0.00 GB.")
+
+
+def before_port(asked, args):
     """Faults of a start."""
+    draft = args.speculative_draft_model_path
     if draft and "missing_draft" in asked:
         sys.stdout.write(f"OSError: {draft} is not a local folder and is not a valid model identifier listed on\n")
         sys.stdout.flush()
@@ -255,8 +271,9 @@ def before_port(asked, draft):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "hang" in asked:
         time.sleep(600)
-    say("Load weight begin. avail mem=20.02 GB")
-    say("Load weight end. elapsed=0.03 s, type=LlamaForCausalLM, avail mem=20.02 GB, mem usage=0.00 GB.")
+    load("LlamaForCausalLM")
+    if args.speculative_algorithm:
+        load(asked.get("draft_class", "LlamaForCausalLMEagle3"))
     if "take_port" in asked:
         say("ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 1): address already in use")
     if "take_port" in asked or "stall" in asked:
@@ -278,7 +295,7 @@ def main():
     """Serve until killed."""
     asked, args = faults(), arguments(sys.argv[1:])
     say(f"server_args={vars(args)}")
-    before_port(asked, args.speculative_draft_model_path)
+    before_port(asked, args)
     scheduler = subprocess.Popen(["sglang::scheduler", "-c", SLEEP], executable=sys.executable)
     Handler.model = Model(args, asked, scheduler)
     ThreadingHTTPServer.request_queue_size = 256  # all streams may connect at once
@@ -286,6 +303,7 @@ def main():
     if "never_ready" in asked:
         threading.Thread(target=chatter, daemon=True).start()
     else:
+        sys.stdout.write(Path(asked["say"]).read_text() if "say" in asked else "")
         say("The server is fired up and ready to roll!")
     server.serve_forever()
 

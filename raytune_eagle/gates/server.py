@@ -1,0 +1,127 @@
+"""Gates on what the server says of itself: its arguments, and how its log tells that it started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from raytune_eagle.gates.base import Seen, failed, passed, unknown, warned
+from raytune_eagle.logs import OTHER_RANK, lines
+from raytune_eagle.model import FlagValue, Gate
+
+_LOADED = re.compile(r"Load weight end\..*?\btype=(\w+)")
+_CAPTURED = re.compile(r"Capture (?:target (?:verify|decode) )?(?:cuda|CUDA) graph begin.*?\bbs[= ]*\[([\d, ]+)\]")
+_ALIASES = {
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "dp": "dp_size",
+    "data_parallel_size": "dp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
+    "ep": "ep_size",
+    "expert_parallel_size": "ep_size",
+    "speculative_algo": "speculative_algorithm",
+    "speculative_draft_model": "speculative_draft_model_path",
+}
+"""Argument names that differ from their flag's (SGLang 0.5.20, ``ServerArgs.add_cli_args``)."""
+
+
+def arguments(seen: Seen) -> Iterator[Gate]:
+    """Does what runs equal what was asked?"""
+    if seen.info:
+        yield _resolved_args(seen)
+        yield _algorithm(seen)
+    else:
+        yield unknown("resolved_args", "the server could not be asked for its arguments")
+        yield unknown("algorithm", "the server could not be asked for its arguments")
+    if seen.config.speculative:
+        yield _draft_class(seen)
+
+
+def _resolved_args(seen: Seen) -> Gate:
+    others = []
+    for flag, asked in seen.flags.items():
+        name = flag.replace("-", "_")
+        name = _ALIASES.get(name, name)
+        if name in seen.info and not _same(asked, seen.info[name]):
+            others.append(f"{flag}: {asked} asked, {seen.info[name]} runs")
+    return warned("resolved_args", "; ".join(others)) if others else passed("resolved_args")
+
+
+def _same(asked: FlagValue, runs: Any) -> bool:
+    """Whether a resolved argument is what was asked; what was left unset, and what is a whole object, cannot differ."""
+    if asked is None or asked is False or isinstance(runs, dict) or str(asked).startswith("builtin:"):
+        return True
+    if isinstance(asked, list) or isinstance(runs, list):
+        sides = [side if isinstance(side, list) else [side] for side in (asked, runs)]
+        return [str(each) for each in sides[0]] == [str(each) for each in sides[1]]
+    try:
+        return float(asked) == float(runs)
+    except (TypeError, ValueError):
+        return str(asked) == str(runs)
+
+
+def _algorithm(seen: Seen) -> Gate:
+    asked = seen.config.speculative.ALGORITHM if seen.config.speculative else None
+    runs = seen.info.get("speculative_algorithm")
+    if runs == asked:
+        return passed("algorithm")
+    if asked is None:
+        return failed("algorithm", f"plain decoding was asked for, {runs} runs")
+    detail = "so the draft is not given the hidden states that it was trained on: leave --speculative-algorithm to us"
+    return failed("algorithm", f"{asked} was asked for, {runs or 'plain decoding'} runs, {detail}")
+
+
+def _draft_class(seen: Seen) -> Gate:
+    """Each rank loads the target first and the draft last; the first rank speaks for all."""
+    first_rank = [line for line in lines(seen.log) if not OTHER_RANK.search(line)]
+    loaded = [match[1] for line in first_rank if (match := _LOADED.search(line))]
+    if any("Eagle3" in name for name in loaded):
+        return passed("draft_class")
+    if len(loaded) <= 1:
+        return unknown("draft_class", "the log does not name the class of the draft")
+    detail = f"the draft was loaded as {loaded[-1]}, no EAGLE-3 class: see architectures in its config.json"
+    return failed("draft_class", detail)
+
+
+def captured_batches(seen: Seen) -> list[int]:
+    """Batch sizes with a CUDA graph, by the log or else the arguments; none where graphs are off or nothing tells."""
+    if found := _CAPTURED.findall(seen.log):
+        return [int(size) for size in found[0].split(",")]
+    config = seen.info.get("cuda_graph_config")
+    decode = config.get("decode") or {} if isinstance(config, dict) else {}
+    if seen.info.get("device") == "cpu" or seen.info.get("disable_cuda_graph") or decode.get("backend") == "disabled":
+        return []
+    sizes = decode.get("bs") or seen.info.get("cuda_graph_bs") or []
+    largest = decode.get("max_bs") or seen.info.get("cuda_graph_max_bs")
+    return list(sizes) or ([largest] if largest else [])
+
+
+def capacity(seen: Seen) -> Iterator[Gate]:
+    """Is there room for as many streams as are measured?"""
+    sizes, streams = captured_batches(seen), seen.streams
+    if sizes and max(sizes) < streams:
+        yield warned(
+            "captured_batch",
+            f"{streams} streams, graphs for at most {max(sizes)}: set cuda-graph-max-bs-decode (before SGLang 0.5.14 "
+            f"cuda-graph-max-bs) to {streams}",
+        )
+    elif sizes:
+        yield passed("captured_batch")
+    yield _max_running_requests(seen)
+
+
+def _max_running_requests(seen: Seen) -> Gate:
+    """By the scheduler's own state; it divides the argument among data-parallel ranks."""
+    running = seen.number("effective_max_running_requests_per_dp", "max_running_requests")
+    if running is None:
+        return unknown("max_running_requests", "the server does not say how many requests it runs at once")
+    running *= seen.number("dp_size") or 1
+    if running >= seen.streams:
+        return passed("max_running_requests")
+    return warned(
+        "max_running_requests",
+        f"{seen.streams} streams, but {running} run at once and the others wait (SGLang's default with EAGLE3 is 48): "
+        f"set max-running-requests to {seen.streams} for plain decoding and EAGLE3 alike",
+    )

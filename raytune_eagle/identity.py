@@ -1,0 +1,39 @@
+"""What makes two studies the same study: their spec but for what may be spent, and what their prompts say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+from raytune_eagle.errors import SpecError
+from raytune_eagle.model import Event, Workload
+from raytune_eagle.spec import Spec, differences
+
+STARTED = "study_started"
+_PROMPTS = "workload.prompts (contents)"
+
+
+def written(spec: Spec, workload: Workload) -> str:
+    """JSON that a study is known by later: the detail of its first event."""
+    return json.dumps(spec.model_dump(mode="json", by_alias=True) | {_PROMPTS: _digest(workload)})
+
+
+def check_same(spec: Spec, workload: Workload, events: Iterable[Event]) -> None:
+    """Raise `SpecError` with the differences when the events of a study tell of another spec or other prompts."""
+    started = next((event for event in events if event.name == STARTED), None)
+    if started is None:
+        return
+    tree = json.loads(started.detail)
+    prompts = tree.pop(_PROMPTS, _digest(workload))  # studies of the first days did not keep it
+    old = Spec.model_validate(tree).identity() | {_PROMPTS: prompts}
+    changed = differences(old, spec.identity() | {_PROMPTS: _digest(workload)})
+    if changed:
+        head = f"name: study {spec.name!r} exists with another spec: use another name (--study). What changed:"
+        raise SpecError([head, *(f"  {line}" for line in changed)])
+
+
+def _digest(workload: Workload) -> str:
+    """What the prompts say, not where they lie: a changed file makes other figures."""
+    text = json.dumps([prompt.model_dump() for prompt in workload.prompts], sort_keys=True)
+    return hashlib.blake2s(text.encode(), digest_size=8).hexdigest()
