@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from raytune_eagle import __version__, specfile
 from raytune_eagle.engines.launch import resolved
-from raytune_eagle.errors import RaytuneEagleError, SpecError, StoreError
+from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.model import Config, Event, TrialRecord, Workload
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.export import FORMS as EXPORTS
@@ -30,6 +31,9 @@ from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore, check_study_name
 from raytune_eagle.workload import held_out_prompts, load_prompts
+
+if TYPE_CHECKING:
+    from raytune_eagle.survey import Survey
 
 _FILE_WIDTH = 120
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
@@ -54,7 +58,7 @@ class _Group(click.Group):
             ctx.exit(_INTERRUPTED)
 
 
-def _say(lines: tuple[str, ...] | list[str]) -> None:
+def _say(lines: Iterable[str]) -> None:
     for line in lines:
         click.echo(f"raytune-eagle: {line}", err=True)
 
@@ -77,34 +81,38 @@ def main() -> None:
 def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
     _end_on_signals()
-    space, workload = _space_and_workload(_changed(specfile.load(spec_file), changes))
-    records = _run(space, workload, results, where, nodes)
-    spec, console = space.spec, _stdout()
+    spec = _changed(specfile.load(spec_file), changes)
+    records, console = _run(spec, results, where, nodes), _stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
     if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
         sys.exit(_FAILED)
 
 
-def _run(space: Space, workload: Workload, results: str, where: str, nodes: int) -> list[TrialRecord]:
+def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
     # Ray and Optuna take seconds to import, which no other command need wait for.
-    from raytune_eagle.cluster import LOCAL, check_local, open_fleet  # noqa: PLC0415
-    from raytune_eagle.doctor import refuse, refuse_results  # noqa: PLC0415
+    from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
+    from raytune_eagle.doctor import refuse_results  # noqa: PLC0415
     from raytune_eagle.study import Study  # noqa: PLC0415
+    from raytune_eagle.survey import survey  # noqa: PLC0415
 
-    spec, console = space.spec, Console(stderr=True)
-    refuse_results(results)
+    console, mistakes = Console(stderr=True), Mistakes()
+    with mistakes.noting():
+        refuse_results(results)
+    workload = _workload(spec, mistakes)
     store = ParquetStore(results)
+    if workload and not mistakes.problems and (records := _finished(spec, workload, store)):
+        trials = sum(record.kind == "trial" for record in records)
+        console.print(f"study {spec.name} is done: {trials} trials; nothing to launch")
+        return records
+    held_out = _held_out(spec, workload) if workload else None
+    space, notes = _understood(spec, survey(spec, workload, where, nodes), mistakes)
+    assert workload is not None  # noqa: S101 - else there was a mistake
+    _say([*notes, *space.notes()])
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
-        study = Study(space, workload, store, shown.Progress(console), held_out=_held_out(spec, workload))
-        if study.done():
-            console.print(f"study {spec.name} is done: {len(study.trials)} trials; nothing to launch")
-            return study.records
-        if where == LOCAL:
-            check_local(spec, nodes)
-            refuse(spec, workload)
+        study = Study(space, workload, store, shown.Progress(console), held_out=held_out)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
         study.run(fleet)
@@ -121,14 +129,43 @@ def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
     return specfile.parse(tree)
 
 
-def _space_and_workload(spec: Spec) -> tuple[Space, Workload]:
+def _workload(spec: Spec, mistakes: Mistakes) -> Workload | None:
+    with mistakes.noting():
+        try:
+            check_study_name(spec.name)
+        except StoreError as exc:
+            raise SpecError(f"name: {exc}") from exc
+    with mistakes.noting():
+        settings = spec.workload.model_dump(exclude={"prompts"})
+        return Workload(prompts=load_prompts(spec.workload.prompts), seed=spec.search.seed, **settings)
+    return None
+
+
+def _understood(spec: Spec, found: Survey, mistakes: Mistakes) -> tuple[Space, tuple[str, ...]]:
+    """The space that the nodes leave, and what is to be said of them; every mistake so far is told here."""
+    mistakes.problems += found.mistakes
+    space = None
+    with mistakes.noting():
+        space = Space(spec, found.facts)
+    mistakes.tell()
+    assert space is not None  # noqa: S101 - else there was a mistake
+    return space, found.notes
+
+
+def _finished(spec: Spec, workload: Workload, store: ParquetStore) -> list[TrialRecord]:
+    """Records of a study that has nothing left to launch, whatever its nodes are by now; none of any other.
+
+    Raises:
+        SpecError: another spec stands under this name.
+    """
+    from raytune_eagle.study import Study  # noqa: PLC0415 - as in _run
+
     try:
-        check_study_name(spec.name)
-    except StoreError as exc:
-        raise SpecError(f"name: {exc}") from exc
-    settings = spec.workload.model_dump(exclude={"prompts"})
-    prompts = load_prompts(spec.workload.prompts)
-    return Space(spec), Workload(prompts=prompts, seed=spec.search.seed, **settings)
+        space = Space(spec)
+    except SpecError:
+        return []  # told together with what the nodes say
+    study = Study(space, workload, store)
+    return study.records if study.done() else []
 
 
 def _held_out(spec: Spec, workload: Workload) -> Workload:
@@ -144,7 +181,12 @@ def _held_out(spec: Spec, workload: Workload) -> Workload:
 @click.option("--show", type=click.IntRange(min=0), default=5, show_default=True, help="Launch commands to show.")
 def plan(spec_file: str, show: int) -> None:
     """Show what SPEC.yaml would launch, without launching: size, rules, commands, cost."""
-    space, _ = _space_and_workload(specfile.load(spec_file))
+    from raytune_eagle.survey import planned  # noqa: PLC0415 - as in _run
+
+    spec, mistakes = specfile.load(spec_file), Mistakes()
+    _workload(spec, mistakes)
+    space, notes = _understood(spec, planned(spec), mistakes)
+    _say(notes)
     for line in shown.plan(space, show):
         click.echo(line)
 
@@ -158,8 +200,11 @@ def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
     """Look for what would make SPEC.yaml fail, on every node, without a launch; exit 1 if anything would."""
     from raytune_eagle.doctor import examine  # noqa: PLC0415 - as in _run
 
-    space, workload = _space_and_workload(specfile.load(spec_file))
-    found = examine(space.spec, workload, results, where, nodes)
+    spec, mistakes = specfile.load(spec_file), Mistakes()
+    workload = _workload(spec, mistakes)
+    mistakes.tell()
+    assert workload is not None  # noqa: S101 - else there was a mistake
+    found = examine(spec, workload, results, where, nodes)
     shown.findings(found, Console())
     if any(finding.level == "problem" for findings in found.values() for finding in findings):
         sys.exit(_FAILED)

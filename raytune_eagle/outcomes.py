@@ -9,7 +9,7 @@ from raytune_eagle.model import Completed, Failed, TrialRecord
 from raytune_eagle.reference import Reference
 from raytune_eagle.spec import Objective, Spec
 
-_DRAFT_AT_ONCE = ("model_missing", "model_unsupported", "draft_class")
+_DRAFT_AT_ONCE = ("draft_class",)
 _DRAFT_IN_THE_END = ("shape_mismatch", "accept_len")
 _IN_THE_END = 3
 """Launches: a shape that does not fit may come from one tree, a draft that guesses nothing from one number of steps."""
@@ -84,7 +84,7 @@ def hopeless(spec: Spec, records: Sequence[TrialRecord]) -> str | None:
     """Why, after the last of these launches, no other of the study can succeed; None while one may.
 
     Plain decoding itself failed; or the only draft is at fault, and no launch with it has succeeded: at once where
-    it is not there or no EAGLE-3 draft, after three launches where a configuration might be to blame as well.
+    it is no EAGLE-3 draft, after three launches where a configuration might be to blame as well.
     """
     last = records[-1]
     if not isinstance(last.outcome, Failed) or last.status == "lost":

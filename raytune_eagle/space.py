@@ -32,13 +32,18 @@ GPU_MODULE = "sglang.launch_server"
 
 @dataclass(frozen=True)
 class Dimension:
-    """One searched parameter: its column, its name on the command line or in the environment, its values."""
+    """One searched parameter: its column, its name on the command line or in the environment, its values.
+
+    Attributes:
+        dropped: kind of a parameter that is left unset everywhere, because it could not act in this study.
+    """
 
     column: str
     word: str
     group: Literal["speculative", "nccl", "args"]
     values: tuple[Any, ...]
     is_range: bool = False
+    dropped: str | None = None
 
     @property
     def distribution(self) -> BaseDistribution:
@@ -50,6 +55,8 @@ class Dimension:
     @property
     def kind(self) -> str:
         """Type of its Parquet column: int, float, bool or str (also where values are of several types)."""
+        if self.dropped:
+            return self.dropped
         kinds = {type(value).__name__ for value in self.values if value is not None}
         if kinds == {"int", "float"}:
             return "float"
@@ -67,20 +74,43 @@ class Start:
 class Space:
     """Everything that a study may launch.
 
+    Args:
+        spec: what was written.
+        facts: what is known of the nodes; without, what `spec` says of them.
+
     Raises:
-        SpecError: an entry of ``start_from`` is invalid, or no point at all is valid.
+        SpecError: an entry of ``start_from`` is invalid, no point at all is valid, or there is nothing to search.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, facts: rules.Assumptions | None = None) -> None:
         self.spec = spec
-        self.facts = rules.Assumptions(sglang=rules.version(spec.engine.version), gpus=spec.node.gpus)
+        self.facts = facts or assumed(spec)
         self.dimensions = tuple(_dimensions(spec))
+        self.without_nccl: str | None = None
+        self._drop_nccl()
         self._by_column = {dimension.column: dimension for dimension in self.dimensions}
         self._check_countable()
         self.starts = tuple(self._starts())
         if not self.size:
             removed = [f"{rule} ({verdict})" for group in self.groups for rule, verdict in group.removed]
             raise SpecError(f"space: no valid point is left; the rules that removed them: {', '.join(removed)}")
+
+    def _drop_nccl(self) -> None:
+        """Leave unset what no launch of this study has a use for, and note why."""
+        deciding = [d for d in self.dimensions if d.group == "args" and d.word in rules.BESIDE_NCCL]
+        words = [d.word for d in deciding]
+        combinations = itertools.product(*(d.values for d in deciding))
+        configs = [self._config(None, {}, dict(zip(words, each, strict=True))) for each in combinations]
+        kept = []
+        for dimension in self.dimensions:
+            in_vain = dimension.group == "nccl" and all(
+                reasons := [rules.bypasses_nccl(config, self.facts, dimension.word) for config in configs]
+            )
+            self.without_nccl = reasons[0] if in_vain else self.without_nccl
+            kept.append(_dropped(dimension) if in_vain else dimension)
+        self.dimensions = tuple(kept)
+        if self.without_nccl and all(d.dropped for d in kept):
+            raise SpecError(f"space.nccl: {self.without_nccl}; nothing else is searched")
 
     def _check_countable(self) -> None:
         """Every combination of a group is judged one by one: past a few hundred thousand that takes minutes."""
@@ -117,9 +147,15 @@ class Space:
         return params
 
     def settle(self, params: Params) -> tuple[Config, Params] | None:
-        """Canonical launch and parameters of a proposal; None when the rules refuse it."""
+        """Launch and parameters of the point that a proposal is; None when the rules refuse it.
+
+        What is common to the study stays as it was written, also where a rule finds it without effect.
+        """
         form = self.judge(self.config(params)).canonical
-        return None if form is None else (form, self.params(form))
+        if form is None:
+            return None
+        found = self.params(form)
+        return self.config(found), found
 
     def judge(self, config: Config) -> rules.Judgement:
         """What the rules say of a launch in this study."""
@@ -153,7 +189,9 @@ class Space:
             value = params[dimension.column]
             if dimension.column == "num_draft_tokens" and params["eagle_topk"] == 1:
                 continue
-            if value is None and None not in dimension.values:
+            if dimension.dropped:
+                value = None
+            elif value is None and None not in dimension.values:
                 value = dimension.values[0]  # right for a knob without effect; the comparison below finds the others
             if not _among(value, dimension.values):
                 return None
@@ -168,8 +206,9 @@ class Space:
         for dimension in self.dimensions:
             if dimension.kind == "bool" and True in dimension.values:
                 params[dimension.column] = True  # searched: nothing to say of its absence
-        streams, nccl = max(self.spec.workload.concurrency), bool(self.spec.space.nccl)
-        yield from rules.notes(self.config(params), self.facts, streams, searches_nccl=nccl)
+        yield from rules.notes(self.config(params), self.facts, max(self.spec.workload.concurrency))
+        if self.without_nccl:
+            yield f"space.nccl: not searched: {self.without_nccl}"
 
     # ----------------------------------------------------------------------------------------------------- enumeration
     @cached_property
@@ -269,6 +308,17 @@ class Space:
         own = {"draft", *rules.SPECULATIVE_NAMES}
         flags = {name: value for name, value in entry.items() if name not in own and not name.isupper()}
         return self._config(self._speculative(dict(entry)), env, flags)
+
+
+def assumed(spec: Spec) -> rules.Assumptions:
+    """What a spec says of its nodes, where none can be asked; that their GPUs are joined by NVLink is a guess."""
+    sglang = rules.version(spec.engine.version)
+    return rules.Assumptions(sglang=sglang, gpus=spec.node.gpus, custom_all_reduce=True)
+
+
+def _dropped(dimension: Dimension) -> Dimension:
+    """Left unset everywhere; its column stays, so that records of nodes that differ in this have the same ones."""
+    return replace(dimension, values=(None,), is_range=False, dropped=dimension.kind)
 
 
 def _dimensions(spec: Spec) -> Iterator[Dimension]:

@@ -39,7 +39,7 @@ def settings(tmp_path, monkeypatch):
 
 
 def test_whose_fault_a_refused_argument_is():
-    """An argument of this configuration alone, or its draft, is not the spec's fault; any other is."""
+    """An argument or a draft of this configuration alone is not the spec's fault; the only draft and all else is."""
     config = job(tuned_args={"own-flag": 1}, args={"common-flag": 1}).config
     assert whose(
         Failure("bad_argument", "arguments", "", "spec", line="unrecognized arguments: --own-flag"), config
@@ -49,6 +49,9 @@ def test_whose_fault_a_refused_argument_is():
         whose(Failure("model_missing", "arguments", "", "spec", line="'builtin:tiny' missing"), config)
         == "configuration"
     )
+    missing = Failure("model_missing", "arguments", "", "spec", line="'builtin:tiny' missing")
+    assert whose(missing, config, only_draft="builtin:tiny") == "spec"
+    assert whose(missing, config, only_draft="another") == "configuration"
     assert whose(Failure("disk_full", "arguments", "", "machine"), config) == "machine"
 
 

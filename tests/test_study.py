@@ -232,7 +232,7 @@ def test_plain_decoding_that_fails_stops_the_study():
     assert [(r.kind, r.status) for r in store.records] == [("baseline", "failed")]
 
 
-@pytest.mark.parametrize(("name", "launches"), [("model_missing", 1), ("draft_class", 1), ("accept_len", 3)])
+@pytest.mark.parametrize(("name", "launches"), [("draft_class", 1), ("shape_mismatch", 3), ("accept_len", 3)])
 def test_only_draft_that_is_at_fault_stops_the_study(name, launches):
     """No night is spent on a draft that cannot work: the study ends with the reason, its records kept."""
 

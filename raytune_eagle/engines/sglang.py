@@ -63,8 +63,8 @@ class RunningServer:
 class Start:
     """One attempt to start a server: its processes from the first to the last."""
 
-    def __init__(self, launch: Launch, config: Config, progress: Progress) -> None:
-        self.launch, self.config, self.progress = launch, config, progress
+    def __init__(self, launch: Launch, config: Config, progress: Progress, only_draft: str | None = None) -> None:
+        self.launch, self.config, self.progress, self.only_draft = launch, config, progress, only_draft
         self.failure: failures.Failure | None = None
         self.started_at, self.oom_kills = time.monotonic(), oom_kills()
         with launch.log_path.open("wb") as log:
@@ -122,7 +122,7 @@ class Start:
         self._raise(replace(failure, detail=f"{failure.detail} ({dead})"), error)
 
     def _raise(self, failure: failures.Failure, error: type[TrialError]) -> NoReturn:
-        fault = whose(failure, self.config)
+        fault = whose(failure, self.config, self.only_draft)
         if fault == "machine":
             raise NodeError(f"{failure.name}: {failure.detail}")
         if fault == "spec" and error is LaunchError:
@@ -150,13 +150,13 @@ class Start:
         self.proof.join(1)
 
 
-def whose(failure: failures.Failure, config: Config) -> failures.Fault:
+def whose(failure: failures.Failure, config: Config, only_draft: str | None = None) -> failures.Fault:
     """Whose fault it is, given what was tried: a mistake in what only this configuration says is not the spec's."""
     if failure.fault != "spec":
         return failure.fault
     own = [f"--{name}" for name in config.tuned_args]
     if config.speculative:
-        own += ["--speculative", config.speculative.draft]
+        own += ["--speculative", *({config.speculative.draft} - {only_draft})]
     return "configuration" if any(word in failure.line for word in own) else "spec"
 
 
@@ -216,7 +216,7 @@ class SglangEngine:
         launch = prepare(self.settings, job)
         progress("launch", self.command(job))
         try:
-            return Start(launch, job.config, progress)
+            return Start(launch, job.config, progress, self.settings.only_draft)
         except OSError as error:
             shutil.rmtree(launch.secret_dir, ignore_errors=True)
             if isinstance(error, FileNotFoundError | PermissionError):

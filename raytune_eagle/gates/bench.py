@@ -45,8 +45,8 @@ def _accept_len(seen: Seen) -> Iterator[Gate]:
 
 def _guesses_nothing(lengths: str) -> Gate:
     why = (
-        "the draft guesses nothing: it was trained for another target, its captured layers (eagle_config) are not those of "
-        "its training, or the algorithm is not EAGLE3"
+        "the draft guesses nothing: it was trained for another target, its captured layers (eagle_config) are not "
+        "those of its training, or the algorithm is not EAGLE3"
     )
     return failed("accept_len", f"tokens per verify round and streams: {lengths}: {why}")
 
