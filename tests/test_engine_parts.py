@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from raytune_eagle.engines import launch
 from raytune_eagle.engines.gpus import Gpu, Nvml, await_release, require_free, visible_indices
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine, whose
+from raytune_eagle.engines.vitals import Pulse
 from raytune_eagle.engines.watch import LogFollower, Stall
 from raytune_eagle.errors import NodeError
 from raytune_eagle.failures import Failure
@@ -205,3 +207,34 @@ def test_stall_needs_silence_and_idleness():
     assert not stall.over(1.0, grew=True)
     time.sleep(0.06)
     assert stall.over(1.0, grew=False)
+
+
+class Sleeper:
+    """A process tree that uses no CPU, and GPUs whose clocks fall at each look."""
+
+    looks = 0
+
+    def cpu_s(self):
+        return 0.0
+
+    def look(self):
+        self.looks += 1
+        return [Gpu(0, 0, {}, 0, 1980, 60), Gpu(1, 0, {}, 0, 1980 - 100 * self.looks, 60 + self.looks)]
+
+
+def test_pulse_counts_what_others_do():
+    """A core that another process keeps busy is other load, told apart from our work; GPUs are looked at now and then."""
+    machine = Sleeper()
+    pulse = Pulse(machine, machine)
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        pass
+    ours = pulse.take()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        time.sleep(1.0)
+        theirs = pulse.take()
+        busy.kill()
+    assert (ours.clock_mhz, ours.temperature_c) == (1880, 61), "the slowest and the hottest of them"
+    assert theirs.clock_mhz is None
+    assert machine.looks == 1
+    assert theirs.other_cores > 0.5
