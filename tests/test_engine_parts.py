@@ -223,7 +223,7 @@ class Sleeper:
 
 
 def test_pulse_counts_what_others_do():
-    """A core that another process keeps busy is other load, told apart from our work; GPUs are looked at now and then."""
+    """A core that another process keeps busy is other load; GPUs are looked at now and then."""
     machine = Sleeper()
     pulse = Pulse(machine, machine)
     end = time.monotonic() + 0.5
