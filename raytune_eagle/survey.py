@@ -99,7 +99,7 @@ def survey(spec: Spec, workload: Workload | None, where: str, nodes: int) -> Sur
     first = next(iter(looks))
     others = [name for name, each in looks.items() if each.facts != looks[first].facts]
     differ = (f"nodes differ from {first}, which the rules follow: {', '.join(others)}; see doctor",) if others else ()
-    return Survey(looks[first].facts, _merged(looks), (*silent, *differ))
+    return Survey(looks[first].facts, merged(looks), (*silent, *differ))
 
 
 def ask_nodes(where: str, question: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _lines(seen: Look) -> tuple[str, ...]:
     return tuple(problems(seen.findings))
 
 
-def _merged(looks: dict[str, Look]) -> tuple[str, ...]:
+def merged(looks: dict[str, Look]) -> tuple[str, ...]:
     """Every line once; one that not all give says who does."""
     givers: dict[str, list[str]] = {}
     for name, seen in looks.items():

@@ -28,11 +28,12 @@ node: {{gpus: 0}}
 workload: {{prompts: builtin:tiny, max_new_tokens: 8, max_passes: 2, min_passes: 2}}
 space: {{speculative: {{num_steps: {{int: [1, 5]}}, eagle_topk: [1, 2], num_draft_tokens: {{int: [2, 8]}}}}}}
 search: {{sampler: random}}
+confirm: {{top: 0}}
 budget: {{trials: {trials}}}
 """
 
 
-def fake_study(folder, trials=3, draft="builtin:tiny", faults=""):
+def fake_study(folder, trials=3, draft="builtin:tiny", faults="round_ms=1"):
     """A spec whose interpreter is this one, but for SGLang's CPU layer, which is the fake server."""
     python = folder / "python"
     python.write_text(
