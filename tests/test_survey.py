@@ -37,7 +37,7 @@ def facts(python, **changes):
 
 
 def test_facts_of_this_machine(tmp_path):
-    """Versions are the interpreter's, not the spec's; the target's attention is known, GPUs that are not here are not."""
+    """Versions are the interpreter's, not the spec's; the target's attention is known, and no GPU is."""
     known = facts(make_interpreter(tmp_path / "env", "0.5.16.post1", nccl="2.30.7"))
     assert (known.sglang, known.nccl, known.gpus) == ((0, 5, 16), (2, 30, 7), 0)
     assert (known.architecture, known.mla, known.arch) == ("LlamaForCausalLM", False, None)
