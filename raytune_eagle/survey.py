@@ -94,7 +94,7 @@ def survey(spec: Spec, workload: Workload | None, where: str, nodes: int) -> Sur
     first = next(iter(looks))
     others = [name for name, each in looks.items() if each.facts != looks[first].facts]
     differ = (f"nodes differ from {first}, which the rules follow: {', '.join(others)}; see doctor",) if others else ()
-    return Survey(looks[first].facts, merged(looks), (*silent, *differ))
+    return Survey(looks[first].facts, merged(looks), (*silent, *differ, *_version(looks[first])))
 
 
 def _survey_here(spec: Spec, workload: Workload | None, nodes: int) -> Survey:
@@ -104,7 +104,7 @@ def _survey_here(spec: Spec, workload: Workload | None, nodes: int) -> Survey:
     if gpu_count() < spec.node.gpus:  # no node: what this machine has says nothing of one
         return Survey(assumed(spec), tuple(fits.problems))
     seen = look(spec, workload)
-    return Survey(seen.facts, (*fits.problems, *_lines(seen)))
+    return Survey(seen.facts, (*fits.problems, *_lines(seen)), _version(seen))
 
 
 def ask_nodes(where: str, question: Any) -> dict[str, Any]:
@@ -133,6 +133,11 @@ def planned(spec: Spec) -> Survey:
     except NodeError as exc:
         return Survey(facts, (), (f"engine.args: {exc}; flags are not checked",))
     return Survey(facts, tuple(problems(flag_findings(spec, flags))))
+
+
+def _version(seen: Look) -> tuple[str, ...]:
+    """Whether it is another than the spec assumes."""
+    return tuple(each.line for each in seen.findings if each.level == "warning" and each.subject == "engine.version")
 
 
 def _lines(seen: Look) -> tuple[str, ...]:

@@ -1,16 +1,25 @@
 """What is known of nodes before a launch: facts for the rules, and one line for what all nodes say."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from made import completed
 from made_interpreter import make_interpreter
 
 from raytune_eagle import rules, specfile
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.machine import installed
 from raytune_eagle.findings import ok, problem
+from raytune_eagle.model import Workload
+from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
+from raytune_eagle.space import Space
+from raytune_eagle.store import ParquetStore
+from raytune_eagle.study import Study
 from raytune_eagle.survey import Look, assume, merged, planned
+from raytune_eagle.workload import load_prompts
 
 KIMI = Path(__file__).parent.parent / "search_spaces/kimi_k25_8gpu.yaml"
 SPEC = """
@@ -67,6 +76,26 @@ def test_a_machine_that_is_no_node_asks_an_sglang_of_the_assumed_version_only(tm
     other = planned(spec(make_interpreter(tmp_path / "other", "0.5.8"), gpus=8))
     assert other.facts.sglang == (0, 5, 20)
     assert [line.split(":")[0] for line in other.notes] == ["engine.version"]
+
+
+def test_a_study_is_not_done_by_what_is_only_assumed_of_its_nodes(tmp_path):
+    """All points that NVLink leaves were launched, not those of a node without: `run` looks at the nodes first."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "name: s\nengine: {model: /m, draft: /d, args: {tp-size: 8}}\nworkload: {prompts: builtin:tiny}\n"
+        "space: {speculative: {num_steps: [1, 2], eagle_topk: [1], num_draft_tokens: [2]}, "
+        "nccl: {NCCL_PROTO: [null, LL]}}\nconfirm: {top: 0}\nbudget: {trials: 4}\n"
+    )
+    written = specfile.load(path)
+    space, store = Space(written), ParquetStore(str(tmp_path / "results"))
+    settings = written.workload.model_dump(exclude={"prompts"})
+    workload = Workload(prompts=load_prompts("builtin:tiny"), **settings)
+    Study(space, workload, store).run(SimulatedFleet(["a"], lambda node, job: Answer(completed(90), 60.0)))
+    assert len([record for record in store.read("s") if record.kind == "trial"]) == space.size == 2
+    words = [sys.executable, "-m", "raytune_eagle", "run", str(path)]
+    done = subprocess.run(words, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("raytune-eagle: node.gpus: 1 node(s) of 8 GPUs need 8")
 
 
 def test_the_kimi_spec_is_planned_for_machines_that_are_not_here():
