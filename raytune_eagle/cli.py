@@ -33,6 +33,7 @@ from raytune_eagle.store import ParquetStore, check_study_name
 from raytune_eagle.workload import held_out_prompts, load_prompts
 
 if TYPE_CHECKING:
+    from raytune_eagle.study import Study
     from raytune_eagle.survey import Survey
 
 _FILE_WIDTH = 120
@@ -101,10 +102,10 @@ def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
         refuse_results(results)
     workload = _workload(spec, mistakes)
     store = ParquetStore(results)
-    if workload and not mistakes.problems and (records := _finished(spec, workload, store)):
-        trials = sum(record.kind == "trial" for record in records)
-        console.print(f"study {spec.name} is done: {trials} trials; nothing to launch")
-        return records
+    if workload and not mistakes.problems and (study := _spent(spec, workload, store)):
+        return _nothing_left(study, console)
+    if console.is_terminal:
+        console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
     held_out = _held_out(spec, workload) if workload else None
     space, notes = _understood(spec, survey(spec, workload, where, nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
@@ -113,6 +114,8 @@ def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
         study = Study(space, workload, store, shown.Progress(console), held_out=held_out)
+        if study.done():
+            return _nothing_left(study, console)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
         study.run(fleet)
@@ -152,20 +155,21 @@ def _understood(spec: Spec, found: Survey, mistakes: Mistakes) -> tuple[Space, t
     return space, found.notes
 
 
-def _finished(spec: Spec, workload: Workload, store: ParquetStore) -> list[TrialRecord]:
-    """Records of a study that has nothing left to launch, whatever its nodes are by now; none of any other.
-
-    Raises:
-        SpecError: another spec stands under this name.
-    """
+def _spent(spec: Spec, workload: Workload, store: ParquetStore) -> Study | None:
+    """The study, if its budget is used up; whether any point is left only the nodes know. `SpecError`: see `Study`."""
     from raytune_eagle.study import Study  # noqa: PLC0415 - as in _run
 
     try:
         space = Space(spec)
     except SpecError:
-        return []  # told together with what the nodes say
+        return None  # told together with what the nodes say
     study = Study(space, workload, store)
-    return study.records if study.done() else []
+    return study if len(study.trials) >= spec.budget.trials and study.done() else None
+
+
+def _nothing_left(study: Study, console: Console) -> list[TrialRecord]:
+    console.print(f"study {study.spec.name} is done: {len(study.trials)} trials; nothing to launch")
+    return study.records
 
 
 def _held_out(spec: Spec, workload: Workload) -> Workload:

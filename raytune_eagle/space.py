@@ -11,56 +11,24 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution
 
 from raytune_eagle import rules
+from raytune_eagle.dimensions import Dimension, among, dimensions_of, dropped, meant
 from raytune_eagle.errors import SpecError
 from raytune_eagle.grid import GroupSize, Params, Parts
 from raytune_eagle.model import Config, FlagValue, Speculative
-from raytune_eagle.spec import IntRange, Spec, values
+from raytune_eagle.spec import Spec
 
 __all__ = ["CPU_MODULE", "GPU_MODULE", "Dimension", "GroupSize", "Params", "Space", "Start"]
 
 _MOST_COMBINATIONS = 500_000
 CPU_MODULE = "raytune_eagle.engines.cpu"
 GPU_MODULE = "sglang.launch_server"
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """One searched parameter: its column, its name on the command line or in the environment, its values.
-
-    Attributes:
-        dropped: kind of a parameter that is left unset everywhere, because it could not act in this study.
-    """
-
-    column: str
-    word: str
-    group: Literal["speculative", "nccl", "args"]
-    values: tuple[Any, ...]
-    is_range: bool = False
-    dropped: str | None = None
-
-    @property
-    def distribution(self) -> BaseDistribution:
-        """Optuna's form of it; integer ranges keep their order, all else is categorical."""
-        if self.is_range:
-            return IntDistribution(self.values[0], self.values[-1])
-        return CategoricalDistribution(self.values)
-
-    @property
-    def kind(self) -> str:
-        """Type of its Parquet column: int, float, bool or str (also where values are of several types)."""
-        if self.dropped:
-            return self.dropped
-        kinds = {type(value).__name__ for value in self.values if value is not None}
-        if kinds == {"int", "float"}:
-            return "float"
-        return kinds.pop() if len(kinds) == 1 else "str"
 
 
 @dataclass(frozen=True)
@@ -85,7 +53,7 @@ class Space:
     def __init__(self, spec: Spec, facts: rules.Assumptions | None = None) -> None:
         self.spec = spec
         self.facts = facts or assumed(spec)
-        self.dimensions = tuple(_dimensions(spec))
+        self.dimensions = tuple(dimensions_of(spec))
         self.without_nccl: str | None = None
         self._drop_nccl()
         self._by_column = {dimension.column: dimension for dimension in self.dimensions}
@@ -107,7 +75,7 @@ class Space:
                 reasons := [rules.bypasses_nccl(config, self.facts, dimension.word) for config in configs]
             )
             self.without_nccl = reasons[0] if in_vain else self.without_nccl
-            kept.append(_dropped(dimension) if in_vain else dimension)
+            kept.append(dropped(dimension) if in_vain else dimension)
         self.dimensions = tuple(kept)
         if self.without_nccl and all(d.dropped for d in kept):
             raise SpecError(f"space.nccl: {self.without_nccl}; nothing else is searched")
@@ -176,7 +144,7 @@ class Space:
         found: Params = {} if spec is None else {**spec.model_dump(), "draft": spec.draft}
         for dimension in self.dimensions:
             if dimension.group == "nccl":
-                found[dimension.column] = _like(dimension, config.env.get(dimension.word))
+                found[dimension.column] = meant(dimension, config.env.get(dimension.word))
             elif dimension.group == "args":
                 unset = False if False in dimension.values else None  # a switch that is off is not written
                 found[dimension.column] = {**config.args, **config.tuned_args}.get(dimension.word, unset)
@@ -193,7 +161,7 @@ class Space:
                 value = None
             elif value is None and None not in dimension.values:
                 value = dimension.values[0]  # right for a knob without effect; the comparison below finds the others
-            if not _among(value, dimension.values):
+            if not among(value, dimension.values):
                 return None
             fitted[dimension.column] = value
         if self.key(self.config({**params, **fitted})) != self.key(config):
@@ -314,38 +282,3 @@ def assumed(spec: Spec) -> rules.Assumptions:
     """What a spec says of its nodes, where none can be asked; that their GPUs are joined by NVLink is a guess."""
     sglang = rules.version(spec.engine.version)
     return rules.Assumptions(sglang=sglang, gpus=spec.node.gpus, custom_all_reduce=True)
-
-
-def _dropped(dimension: Dimension) -> Dimension:
-    """Left unset everywhere; its column stays, so that records of nodes that differ in this have the same ones."""
-    return replace(dimension, values=(None,), is_range=False, dropped=dimension.kind)
-
-
-def _dimensions(spec: Spec) -> Iterator[Dimension]:
-    space = spec.space
-    if space.speculative is not None:
-        if len(spec.engine.draft) > 1:
-            yield Dimension("draft", "speculative-draft-model-path", "speculative", spec.engine.draft)
-        for name in ("eagle_topk", "num_steps", "num_draft_tokens"):
-            written = getattr(space.speculative, name)
-            yield Dimension(name, f"speculative-{name}", "speculative", values(written), isinstance(written, IntRange))
-    for word, choices in space.nccl.items():
-        yield Dimension(word.lower(), word, "nccl", values(choices), isinstance(choices, IntRange))
-    for word, choices in space.args.items():
-        yield Dimension(word.replace("-", "_"), word, "args", values(choices), isinstance(choices, IntRange))
-
-
-def _like(dimension: Dimension, text: str | None) -> Any:
-    """Environment values are text; give back the choice that was meant, however it is spelt, or a value of its kind."""
-    if text is None:
-        return None
-    word, given = dimension.word, [value for value in dimension.values if value is not None]
-    for value in given:
-        if rules.spelling(word, str(value)) == rules.spelling(word, text):
-            return value
-    return int(text) if dimension.kind == "int" and text.lstrip("-").isdigit() else text
-
-
-def _among(value: Any, choices: tuple[Any, ...]) -> bool:
-    """Membership that does not take True for 1."""
-    return any(type(value) is type(choice) and value == choice for choice in choices)

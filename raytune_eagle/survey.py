@@ -22,7 +22,7 @@ from raytune_eagle.engines.describe import gpu_count
 from raytune_eagle.engines.flags import Flags, ask
 from raytune_eagle.engines.gpus import Nvml, Traits
 from raytune_eagle.engines.machine import Installed, check_interpreter
-from raytune_eagle.errors import NodeError, SpecError
+from raytune_eagle.errors import Mistakes, NodeError, SpecError
 from raytune_eagle.findings import Finding, problem, problems
 from raytune_eagle.fit import check_models, flag_findings
 from raytune_eagle.model import Workload
@@ -85,12 +85,7 @@ def survey(spec: Spec, workload: Workload | None, where: str, nodes: int) -> Sur
         NodeError: there is no cluster at `where`.
     """
     if where == LOCAL:
-        try:
-            check_local(spec, nodes)
-        except SpecError as exc:
-            return Survey(assumed(spec), (*exc.problems, *_lines(look(spec, workload))))
-        seen = look(spec, workload)
-        return Survey(seen.facts, _lines(seen))
+        return _survey_here(spec, workload, nodes)
     answers = ask_nodes(where, partial(look, spec, workload))
     looks = {name: answer for name, answer in sorted(answers.items()) if isinstance(answer, Look)}
     silent = tuple(f"{name}: {answer}" for name, answer in sorted(answers.items()) if isinstance(answer, str))
@@ -99,7 +94,17 @@ def survey(spec: Spec, workload: Workload | None, where: str, nodes: int) -> Sur
     first = next(iter(looks))
     others = [name for name, each in looks.items() if each.facts != looks[first].facts]
     differ = (f"nodes differ from {first}, which the rules follow: {', '.join(others)}; see doctor",) if others else ()
-    return Survey(looks[first].facts, _merged(looks), (*silent, *differ))
+    return Survey(looks[first].facts, merged(looks), (*silent, *differ, *_version(looks[first])))
+
+
+def _survey_here(spec: Spec, workload: Workload | None, nodes: int) -> Survey:
+    fits = Mistakes()
+    with fits.noting():
+        check_local(spec, nodes)
+    if gpu_count() < spec.node.gpus:  # no node: what this machine has says nothing of one
+        return Survey(assumed(spec), tuple(fits.problems))
+    seen = look(spec, workload)
+    return Survey(seen.facts, (*fits.problems, *_lines(seen)), _version(seen))
 
 
 def ask_nodes(where: str, question: Any) -> dict[str, Any]:
@@ -130,11 +135,16 @@ def planned(spec: Spec) -> Survey:
     return Survey(facts, tuple(problems(flag_findings(spec, flags))))
 
 
+def _version(seen: Look) -> tuple[str, ...]:
+    """Whether it is another than the spec assumes."""
+    return tuple(each.line for each in seen.findings if each.level == "warning" and each.subject == "engine.version")
+
+
 def _lines(seen: Look) -> tuple[str, ...]:
     return tuple(problems(seen.findings))
 
 
-def _merged(looks: dict[str, Look]) -> tuple[str, ...]:
+def merged(looks: dict[str, Look]) -> tuple[str, ...]:
     """Every line once; one that not all give says who does."""
     givers: dict[str, list[str]] = {}
     for name, seen in looks.items():

@@ -148,6 +148,19 @@ def test_whether_nccl_settings_can_act(tmp_path, args, nvlink, said):
     assert [detail.endswith("write disable-custom-all-reduce: true to search it") for detail in found] == [True] * said
 
 
+@pytest.mark.parametrize(("version", "fused"), [("0.5.20", True), ("0.5.8", False)])
+def test_a_nodes_own_version_decides(tmp_path, version, fused):
+    """FlashInfer fuses Kimi's all-reduces on Hopper from 0.5.12 on: the node's version counts, not the spec's."""
+    python = make_interpreter(tmp_path / "env", version)
+    kimi = {"architectures": ["KimiK25ForConditionalGeneration"], "kv_lora_rank": 512}
+    target, draft = make_target(tmp_path / "target", **kimi), make_draft(tmp_path / "draft")
+    args, nccl = "tp-size: 4, disable-custom-all-reduce: true", "NCCL_PROTO: [null, LL]"
+    spec = write_spec(tmp_path, python, gpus=4, args=args, nccl=nccl, model=target, drafts=draft)
+    lines = told(doctor(spec, **fake_gpus(tmp_path, [FREE] * 4)))
+    advice = "write enforce-disable-flashinfer-allreduce-fusion: true to search it"
+    assert [advice in detail for subject, detail in lines["warning"] if subject == "space.nccl"] == [True] * fused
+
+
 def test_quantisation_that_the_node_cannot_serve(tmp_path):
     """A method that this SGLang does not know, one that its GPUs are too old for, and one that goes."""
     python = make_interpreter(tmp_path / "env")
@@ -222,6 +235,9 @@ def test_every_node_of_a_cluster_is_asked(tmp_path):
         spec = write_spec(tmp_path, make_interpreter(tmp_path / "env"))
         found = examine(specfile.load(spec), WORKLOAD, str(tmp_path / "r"), ready.read_text(), 1)
         done = doctor(write_spec(tmp_path, "/no/python"), "--cluster", ready.read_text(), cwd=tmp_path)
+        spec = write_spec(tmp_path, make_interpreter(tmp_path / "env"), drafts="/no/draft", args="tp-sise: 1")
+        words = [sys.executable, "-m", "raytune_eagle", "run", str(spec), "--cluster", ready.read_text()]
+        refused = subprocess.run(words, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
     finally:
         os.killpg(cluster.pid, 9)
         cluster.wait()
@@ -230,3 +246,11 @@ def test_every_node_of_a_cluster_is_asked(tmp_path):
     assert done.returncode == 1
     assert "local-0\tproblem\tengine.python\t/no/python cannot be run" in done.stdout
     assert "local-1\tproblem\tengine.python\t/no/python cannot be run" in done.stdout
+    assert (refused.returncode, refused.stderr.splitlines()) == (
+        2,
+        [
+            "raytune-eagle: engine.args.tp-sise: SGLang 0.5.20 has no such flag; did you mean 'tp-size'?",
+            "raytune-eagle: engine.draft[0]: /no/draft: no such directory",
+        ],
+    )
+    assert not (tmp_path / "results").exists()

@@ -326,7 +326,7 @@ def test_other_spec_under_the_same_name_is_refused():
     store = ListStore()
     run(store, SimulatedFleet(["a"], measured))
     with pytest.raises(SpecError) as caught:
-        Study(make_space(engine={"model": "/other", "draft": "/d", "args": {"tp-size": 8}}), WORKLOAD, store)
+        Study(make_space(engine__model="/other"), WORKLOAD, store)
     assert caught.value.problems[1] == '  engine.model: "/m" -> "/other"'
     Study(make_space(budget__trials=20), WORKLOAD, store)
 
