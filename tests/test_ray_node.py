@@ -134,11 +134,11 @@ def test_gpu_that_keeps_memory_puts_its_node_aside(tmp_path):
     )
     wrapper.chmod(0o755)
     (tmp_path / "spec.yaml").write_text(GPU_SPEC.format(python=wrapper))
-    nvml = tmp_path / "nvml"
-    nvml.mkdir()
-    (nvml / "gpus").write_text("2")
+    nvml = tmp_path / "nvml.json"
+    gpus = [{"used": 0, "total": 80000, "pids": {}}, {"used": 0, "total": 80000, "pids": {}}]
+    nvml.write_text(json.dumps({"arch": [9, 0], "nvlink": True, "gpus": gpus}))
     path = os.pathsep.join([str(FAKE.parent / "nvml"), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "FAKE_NVML": str(nvml)}
+    env = {**os.environ, "PYTHONPATH": path, "NVML_FAKE": str(nvml)}
     command = [sys.executable, "-m", "raytune_eagle"]
     log = tmp_path / "log"
     with log.open("w") as out:
@@ -149,7 +149,9 @@ def test_gpu_that_keeps_memory_puts_its_node_aside(tmp_path):
     while not re.search(r"local-1 #\d +ready", log.read_text()):
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.02)
-    (nvml / "used-1").write_text("2000")  # while its first server runs: from now on it does not go away
+    gpus[1]["used"] = 2000  # while its first server runs: from now on it does not go away
+    (tmp_path / "leak.json").write_text(json.dumps({"arch": [9, 0], "nvlink": True, "gpus": gpus}))
+    (tmp_path / "leak.json").rename(nvml)
     assert run.wait(200) == 0, log.read_text()
     text = log.read_text()
     records = list(ParquetStore(str(tmp_path / "results")).read("leak"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import yaml
 from lab.hosts import ROOT, Host, Lab
 
-ACTIVATE = f"source {sys.prefix}/bin/activate; export PYTHONPATH={ROOT}"
+CACHE = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+ACTIVATE = f"source {sys.prefix}/bin/activate; export PYTHONPATH={ROOT} XDG_CACHE_HOME={CACHE}"
+"""With a cache that all hosts share, as they share this machine: SGLang is asked for its flags once."""
 MARKED = "source ~/raytune-env/bin/activate"
 
 

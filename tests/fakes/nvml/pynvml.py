@@ -1,35 +1,45 @@
-"""In place of NVML on machines without a GPU: put this folder on PYTHONPATH.
+"""In place of nvidia-ml-py, for a program that is started with this folder on its PYTHONPATH: GPUs as a file says.
 
-FAKE_NVML names a folder: ``gpus`` there holds how many there are, and ``used-I`` the MiB in use on GPU I (0 where it
-is missing). A file ``used-I`` that a test leaves there is a GPU that keeps memory, with no process to show for it.
+NVML_FAKE names a JSON file, ``{"arch": [9, 0], "nvlink": true, "gpus": [GPU, …]}``, with
+``{"used": MIB, "total": MIB, "pids": {PID: MIB}}`` for each GPU.
+Without it there is no driver, as on a machine without GPUs.
 """
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
-TOTAL_MIB = 81920
+MIB = 1 << 20
+NVML_P2P_CAPS_INDEX_NVLINK = 2
+NVML_P2P_STATUS_OK = 0
+NVML_P2P_STATUS_NOT_SUPPORTED = 5
 
 
 class NVMLError(Exception):
-    """What NVML raises."""
+    """What the library raises."""
 
 
-def _folder():
-    return Path(os.environ["FAKE_NVML"])
+def _said():
+    if not os.environ.get("NVML_FAKE"):
+        raise NVMLError("Driver Not Loaded")
+    return json.loads(Path(os.environ["NVML_FAKE"]).read_text())
 
 
 def nvmlInit():
-    if not _folder().is_dir():
-        raise NVMLError("Driver Not Loaded")
+    _said()
 
 
 def nvmlShutdown():
-    """Nothing to give back."""
+    _said()
+
+
+def nvmlSystemGetDriverVersion():
+    return "580.00"
 
 
 def nvmlDeviceGetCount():
-    return int((_folder() / "gpus").read_text())
+    return len(_said()["gpus"])
 
 
 def nvmlDeviceGetHandleByIndex(index):
@@ -44,19 +54,24 @@ def nvmlDeviceGetUUID(handle):
     return f"GPU-{handle:08d}"
 
 
-def nvmlDeviceGetName(_handle):
-    return "Made-up GPU"
+def nvmlDeviceGetName(handle):
+    return "NVIDIA Fake"
 
 
-def nvmlSystemGetDriverVersion():
-    return "1.0"
+def nvmlDeviceGetCudaComputeCapability(handle):
+    return tuple(_said()["arch"])
 
 
-def nvmlDeviceGetComputeRunningProcesses(_handle):
-    return []
+def nvmlDeviceGetP2PStatus(one, other, what):
+    linked = _said()["nvlink"] and what == NVML_P2P_CAPS_INDEX_NVLINK
+    return NVML_P2P_STATUS_OK if linked else NVML_P2P_STATUS_NOT_SUPPORTED
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    path = _folder() / f"used-{handle}"
-    used = int(path.read_text()) if path.exists() else 0
-    return SimpleNamespace(used=used << 20, total=TOTAL_MIB << 20)
+    gpu = _said()["gpus"][handle]
+    return SimpleNamespace(used=gpu["used"] * MIB, total=gpu["total"] * MIB)
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    pids = _said()["gpus"][handle].get("pids", {})
+    return [SimpleNamespace(pid=int(pid), usedGpuMemory=used * MIB) for pid, used in pids.items()]
