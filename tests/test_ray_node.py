@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from made_interpreter import make_interpreter
 from rigs import FAKE, Rig, fake_servers, job
 
 from raytune_eagle.errors import NodeError
@@ -45,9 +46,9 @@ def test_killed_actor_is_a_node_error_and_the_node_comes_back(tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("name", ["local-0", "local-1"])
-def test_killed_raylet_takes_its_node_with_it(tmp_path, name, capfd):
-    """SIGKILL of a raylet, of the head or not: NodeError, no server within 15 s, the other node free, stdout clean."""
+def test_killed_raylet_takes_its_node_with_it(tmp_path, capfd):
+    """SIGKILL of a raylet: NodeError, no server within 15 s, the other node free, the node back; stdout clean."""
+    name = "local-1"
     with ExitStack() as stack:
         rig = Rig("ray", tmp_path, stack)
         node = rig.nodes()[name]
@@ -65,6 +66,22 @@ def test_killed_raylet_takes_its_node_with_it(tmp_path, name, capfd):
         again = rig.nodes()[name]
         assert isinstance(rig.result(again.submit(job(3))), Completed)
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.ray
+def test_killed_raylet_of_this_machine_ends_the_study(tmp_path):
+    """The raylet that the driver itself depends on: no server is left, and within 30 s asking for nodes says why."""
+    with ExitStack() as stack:
+        rig = Rig("ray", tmp_path, stack)
+        pending = rig.nodes()["local-0"].submit(job(1, env={"RAYTUNE_FAKE": "never_ready"}))
+        server, owner = _await_server()
+        owner.parent().kill()
+        _, alive = psutil.wait_procs([server, owner], timeout=15)
+        assert not alive
+        wait([pending], 30)
+        assert isinstance(pending.exception(timeout=0), NodeError)
+        with pytest.raises(NodeError, match="Ray of this machine"):
+            rig.nodes(3)
 
 
 def _await_server():
@@ -128,8 +145,9 @@ def test_gpu_that_keeps_memory_puts_its_node_aside(tmp_path):
     """Its trial is kept, the node takes no other, the study goes on with the other one, and both reports name it."""
     wrapper = tmp_path / "python"
     wrapper.write_text(
-        "#!/bin/sh\n"
-        f'if [ "$1 $2" = "-m sglang.launch_server" ]; then shift 2; exec {sys.executable} {FAKE} "$@"; fi\n'
+        "#!/bin/sh\n"  # has SGLang as far as it is asked, and serves the fake
+        f'case "$#:$1:$2" in 2:-c:*|4:-c:*) exec {make_interpreter(tmp_path / "env")} "$@";;\n'
+        f'*:-m:sglang.launch_server) shift 2; exec {sys.executable} {FAKE} "$@";; esac\n'
         f'exec {sys.executable} "$@"\n'
     )
     wrapper.chmod(0o755)
@@ -138,7 +156,7 @@ def test_gpu_that_keeps_memory_puts_its_node_aside(tmp_path):
     gpus = [{"used": 0, "total": 80000, "pids": {}}, {"used": 0, "total": 80000, "pids": {}}]
     nvml.write_text(json.dumps({"arch": [9, 0], "nvlink": True, "gpus": gpus}))
     path = os.pathsep.join([str(FAKE.parent / "nvml"), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "NVML_FAKE": str(nvml)}
+    env = {**os.environ, "PYTHONPATH": path, "NVML_FAKE": str(nvml), "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "raytune_eagle"]
     log = tmp_path / "log"
     with log.open("w") as out:
@@ -157,7 +175,7 @@ def test_gpu_that_keeps_memory_puts_its_node_aside(tmp_path):
     records = list(ParquetStore(str(tmp_path / "results")).read("leak"))
     assert Counter(record.kind for record in records)["trial"] == 4
     assert len([record for record in records if record.node == "local-1"]) == 1
-    assert "GPU 1: 2000 MiB" in text.splitlines()[-1]
+    assert re.search(r"node local-1 is put aside: for \d+ s: GPU .*GPU 1: 2000 MiB", text)
     shown = subprocess.run(
         [*command, "nodes"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     ).stdout

@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -100,34 +100,33 @@ def _why(address: str, exc: BaseException) -> BaseException:
     return exc
 
 
-def listed() -> list[dict[str, Any]]:
-    """Nodes of the cluster that are alive and ours to own, as Ray describes them."""
+def listed(*, ours: bool = True) -> list[dict[str, Any]]:
+    """Nodes of the cluster that are alive (and, if `ours`, made to be owned), as Ray describes them."""
     every: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node for node in every if node["Alive"] and node["Resources"].get(RESOURCE)]
+    return [node for node in every if node["Alive"] and (not ours or node["Resources"].get(RESOURCE))]
 
 
-def named(nodes: Iterable[dict[str, Any]], known: Container[str] = ()) -> dict[str, dict[str, Any]]:
+def named(nodes: Iterable[dict[str, Any]], age: Callable[[str], int] = lambda _: 0) -> dict[str, dict[str, Any]]:
     """Nodes by what they are called in records: the same after a restart of Ray, which gives them other ids.
 
-    That is their label, or their host's name; where several share it, with their address, or address and port. Of two
-    at one address and port the first was there before a reboot, and Ray does not know yet that it is dead: the one
-    whose id is not `known` is taken.
+    That is their label (two Rays on one machine need one each), or their host's name; cloned machines that share it
+    have their address with it. For some time after a restart Ray lists the dead node, too: of two in one place the one
+    whose id has the lowest `age` is taken.
     """
     by_place = {}
-    for node in sorted(nodes, key=lambda node: node["NodeID"] not in known):
-        by_place[node["NodeManagerAddress"], node["NodeManagerPort"]] = node
-    names = Counter(map(_name, by_place.values()))
-    addresses = Counter((_name(node), address) for (address, _), node in by_place.items())
-    found = {}
-    for (address, port), node in by_place.items():
-        name = _name(node)
-        place = address if addresses[name, address] == 1 else f"{address}:{port}"
-        found[name if names[name] == 1 else f"{name}@{place}"] = node
-    return found
+    for node in sorted(nodes, key=lambda node: -age(node["NodeID"])):
+        by_place[_label(node) or (node["NodeManagerHostname"], node["NodeManagerAddress"])] = node
+    hosts = Counter(node["NodeManagerHostname"] for node in by_place.values() if not _label(node))
+    return {_name(node, alone=hosts[node["NodeManagerHostname"]] < 2): node for node in by_place.values()}  # noqa: PLR2004
 
 
-def _name(node: dict[str, Any]) -> str:
-    return str(node.get("Labels", {}).get(NAME_LABEL) or node["NodeManagerHostname"])
+def _label(node: dict[str, Any]) -> str:
+    return str(node.get("Labels", {}).get(NAME_LABEL) or "")
+
+
+def _name(node: dict[str, Any], *, alone: bool) -> str:
+    host = str(node["NodeManagerHostname"])
+    return _label(node) or (host if alone else f"{host}@{node['NodeManagerAddress']}")
 
 
 def ask_every_node(address: str, question: Callable[[], Any], timeout_s: float) -> dict[str, Any]:

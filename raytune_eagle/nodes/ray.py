@@ -20,6 +20,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raytune_eagle.errors import NodeError
 from raytune_eagle.model import Completed, Event, Failed, Job
 from raytune_eagle.nodes.joining import NAMESPACE, RESOURCE, join, listed, named
 from raytune_eagle.nodes.owner import Owner, Setup
@@ -56,17 +57,25 @@ class RayFleet:
         self._setup, self._gpus, self._on_event = setup, gpus, on_event
         self._nodes: dict[str, RayNode] = {}
         self._ids: dict[str, str] = {}
-        self._outdated: set[str] = set()
+        self._known: set[str] = set()
         self._again_at: dict[str, float] = {}
         self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._closing = threading.Event()
+        self._closing, self._cut_off = threading.Event(), False
         join(address, NAMESPACE)
+        self._home = ray.get_runtime_context().get_node_id()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._look)]
         for thread in self._threads:
             thread.start()
 
     def nodes(self) -> Sequence[RayNode]:
-        """Nodes that can be reached. A node whose actor died is taken anew, under its old name."""
+        """Nodes that can be reached. A node whose actor died is taken anew, under its old name.
+
+        Raises:
+            NodeError: the Ray of this very machine died, and with it what this process could own.
+            SpecError: see `RayNode.ready`.
+        """
+        if self._cut_off:
+            raise NodeError("the Ray of this machine (its raylet) died: once it runs again, the same command goes on")
         return [node for node in list(self._nodes.values()) if node.ready()]
 
     def late(self) -> Sequence[tuple[RayNode, Job, Completed | Failed]]:
@@ -129,19 +138,22 @@ class RayFleet:
 
     def _refresh(self) -> None:
         """Own new nodes, and anew those whose owner is dead; a machine that rebooted has its name but another id."""
-        able = [n for n in listed() if n["Resources"].get("GPU", 0) >= self._gpus and n["NodeID"] not in self._outdated]
-        present = named(able, set(self._ids.values()))
+        self._cut_off = not any(node["NodeID"] == self._home for node in listed(ours=False))
+        able = [node for node in listed() if node["Resources"].get("GPU", 0) >= self._gpus]
+        present = named(able, self._age)
+        self._known |= {node["NodeID"] for node in able}
         for name, node in list(self._nodes.items()):
-            replaced = name in present and present[name]["NodeID"] != self._ids[name]
-            if replaced:
-                self._outdated.add(self._ids[name])
-            if replaced or not node.alive:
+            if not node.alive or (name in present and present[name]["NodeID"] != self._ids[name]):
                 self._nodes.pop(name).close()
         for name in present.keys() - self._nodes.keys():
             node_id = present[name]["NodeID"]
             if time.monotonic() >= self._again_at.get(node_id, 0.0):
                 self._ids[name], self._again_at[node_id] = node_id, time.monotonic() + _AGAIN_S
                 self._nodes[name] = RayNode(name, self._own(name), self._setup, self._told.put)
+
+    def _age(self, node_id: str) -> int:
+        """New ones before ours before those that we know and did not take."""
+        return 0 if node_id not in self._known else 1 if node_id in self._ids.values() else 2
 
     def _own(self, name: str) -> Any:
         options = {
