@@ -27,9 +27,32 @@ def test_study_on_all_hosts(study, times):
     run.check_whole(12)
     records = run.records()
     assert {record.node for record in records} == {"h1", "h2", "h3"}
-    assert all(record.outcome.status == "completed" and record.outcome.server_log for record in records)
+    assert all(record.outcome.status == "completed" for record in records)
+    assert {number: text.count("fired up and ready") for number, text in run.server_logs().items()} == {
+        record.number: 1 for record in records
+    }
     events = run.events()
     assert {event.node for event in events if event.name == "ready"} == {"h1", "h2", "h3"}
+
+
+def test_real_server_on_one_host(study, times):
+    """SGLang itself on h2, CPU layer, driven from h1 through Ray; its log and its version come home."""
+    began = time.monotonic()
+    run = study("real", 3, round_ms=200, real="h2").start()
+    run.await_line(r"h2 #\d+ +ready", 180)
+    times["SGLang on the CPU, on h2: ready"] = time.monotonic() - began
+    host = run.cluster.lab.hosts[1]
+    wild = [
+        line for line in host.run("ss", "-ltnpH").stdout.splitlines() if "sglang" in line and "127.0.0.1:" not in line
+    ]
+    assert len(wild) <= 1, wild  # torch's store alone; docs/cluster.md
+    run.end(280)
+    run.check_whole(3)
+    measured = [record for record in run.records() if record.node == "h2"]
+    assert measured
+    assert all(record.outcome.status == "completed" for record in measured)
+    logs = run.server_logs()
+    assert all("max_total_num_tokens" in logs[record.number] for record in measured)
 
 
 def test_who_listens_where(cluster):
