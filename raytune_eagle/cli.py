@@ -106,14 +106,13 @@ def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
         return _nothing_left(study, console)
     if console.is_terminal:
         console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
-    held_out = _held_out(spec, workload) if workload else None
     space, notes = _understood(spec, survey(spec, workload, where, nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
     _say([*notes, *space.notes()])
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
-        study = Study(space, workload, store, shown.Progress(console), held_out=held_out)
+        study = Study(space, workload, store, shown.Progress(console), held_out=_held_out(spec, workload))
         if study.done():
             return _nothing_left(study, console)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
