@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 
 from raytune_eagle.cluster import LOCAL, check_local, node_settings
+from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.gpus import Nvml
 from raytune_eagle.engines.machine import check_folder, check_gpus, check_machine
 from raytune_eagle.errors import SpecError
 from raytune_eagle.findings import Finding, problem, problems, warning
+from raytune_eagle.gates.foreseen import foreseen
 from raytune_eagle.model import Workload
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
@@ -38,7 +41,7 @@ def examine_node(spec: Spec, workload: Workload) -> tuple[list[Finding], float]:
     """What is found on the machine that this runs on, and its clock; most of its seconds SGLang takes to be asked."""
     settings, clock = node_settings(spec), time.time()
     seen = look(spec, workload)
-    findings = [*seen.findings, *_space(spec, seen)]
+    findings = [*seen.findings, *_space(spec, seen), *_gates(spec)]
     findings += check_gpus(settings, Nvml(settings.gpus))
     findings += check_machine(settings)
     return findings, clock
@@ -51,6 +54,12 @@ def _space(spec: Spec, seen: Look) -> list[Finding]:
     except SpecError as exc:
         return [problem(*_split(line)) for line in exc.problems]
     return [warning(*_split(line)) for line in space.notes()]
+
+
+def _gates(spec: Spec) -> list[Finding]:
+    with suppress(SpecError):  # told with the models
+        return list(foreseen(spec, builtin_path(spec.engine.model, "target")))
+    return []
 
 
 def _answer(answer: tuple[list[Finding], float] | str, asked: float) -> list[Finding]:

@@ -68,6 +68,7 @@ class WorkloadSpec(Written):
     max_new_tokens: Annotated[Int, Field(ge=1)] = 256
     temperature: Annotated[Float, Field(ge=0)] = 0.0
     ignore_eos: Switch = False
+    chat: Switch = False
     concurrency: Annotated[tuple[Annotated[Int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = (1,)
     precision: Annotated[Float, Field(gt=0, lt=1)] = 0.02
     min_passes: Annotated[Int, Field(ge=1)] = 2

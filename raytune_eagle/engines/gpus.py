@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,12 +20,14 @@ RELEASE_S = 60.0
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU at one moment: memory in use, and by which processes (pid to MiB); 0 in all where nobody asked."""
+    """One GPU at one moment: memory in use, and by which processes (pid to MiB); 0 where nobody asked or can tell."""
 
     index: int
     used_mib: int
     processes: dict[int, int]
     total_mib: int = 0
+    clock_mhz: int = 0
+    temperature_c: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,18 @@ class Nvml:
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         }
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return Gpu(nvml.nvmlDeviceGetIndex(handle), memory.used // MIB, processes, memory.total // MIB)
+        used, total = memory.used // MIB, memory.total // MIB
+        return Gpu(nvml.nvmlDeviceGetIndex(handle), used, processes, total, *_clock_and_heat(nvml, handle))
+
+
+def _clock_and_heat(nvml: Any, handle: Any) -> tuple[int, int]:
+    """SM clock in MHz and degrees Celsius; 0 for what this GPU (a MIG slice, say) or this binding does not tell."""
+    clock = heat = 0
+    with suppress(nvml.NVMLError, AttributeError):
+        clock = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+    with suppress(nvml.NVMLError, AttributeError):
+        heat = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+    return clock, heat
 
 
 def _linked(nvml: Any, one: Any, other: Any) -> bool:

@@ -21,6 +21,7 @@ _SHOWN = {
     "trial_started": "launching",
     "ready": "ready",
     "retry": "starting once more",
+    "gate": "note",
     "pass": "measuring",
     "trial_done": "done",
     "node_quarantined": "put aside",
@@ -40,13 +41,20 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         """Print it, if it is of that kind."""
-        word = _SHOWN.get(event.name)
-        if word is None or (event.name == "cpu" and event.name in self._told):
+        word, once = _SHOWN.get(event.name), self._once(event)
+        if word is None or once in self._told:
             return
-        self._told.add(event.name)
+        self._told |= {once} if once else set()
         clock = time.strftime("%M:%S", time.gmtime(time.monotonic() - self._began))
         where = f"{event.node or '-':>8} #{event.number if event.number is not None else '-':<3}"
         self._console.print(f"{clock} {where} {word:<10} {escape(event.detail)}", highlight=False, soft_wrap=True)
+
+    @staticmethod
+    def _once(event: Event) -> str | None:
+        """What is told once and not at each launch: that a CPU serves, and each thing that a gate warns of."""
+        if event.name == "gate" and event.detail.startswith("warning"):
+            return event.detail.partition(":")[0]
+        return event.name if event.name == "cpu" else None
 
 
 def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> None:
