@@ -60,7 +60,7 @@ def begins_alike(one: Request, other: Request) -> bool | None:
 
 
 def _text(ours: Answers, plain: Answers, itself: Answers) -> Gate:
-    """How far plain decoding agrees with itself, in batches of another make-up, is how far it may be asked of others."""
+    """As far as plain decoding agrees with itself, in batches of another make-up, it may be asked of others."""
     share, count = _alike(ours, plain)
     usual, counted = _alike(itself, plain)
     detail = f"{share:.0%} of {count} answers begin (64 characters) as plain decoding's do"
