@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from raytune_eagle import __version__, specfile
 from raytune_eagle.engines.launch import resolved
 from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.model import Config, Event, TrialRecord, Workload
+from raytune_eagle.patience import PatientStore
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.export import FORMS as EXPORTS
 from raytune_eagle.report.export import export
@@ -78,16 +81,36 @@ def main() -> None:
 @click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
+@click.option("--detach", is_flag=True, help="As a job of the cluster whose head this is; see status, logs, stop.")
 @_results
-def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
+def run(spec_file: str, where: str, nodes: int, results: str, *, detach: bool, **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
     _end_on_signals()
     spec = _changed(specfile.load(spec_file), changes)
+    if detach:
+        _detach(spec, where)
+        return
     records, console = _run(spec, results, where, nodes), _stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
+    _say(shown.put_aside(ParquetStore(results).read_events(spec.name)))
     if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
         sys.exit(_FAILED)
+
+
+def _detach(spec: Spec, where: str) -> None:
+    """The same command without --detach, as a job; mistakes that can be known here are told here."""
+    from raytune_eagle.nodes import jobs  # noqa: PLC0415 - as in _run
+
+    if where != "auto":
+        raise SpecError("--detach: a job of the cluster runs on its head: be there, and add --cluster auto")
+    mistakes = Mistakes()
+    _workload(spec, mistakes)
+    mistakes.tell()
+    words = [word for word in sys.argv[1:] if word != "--detach"]
+    job = jobs.submit(spec.name, str(Path.cwd()), [sys.executable, "-m", "raytune_eagle", *words])
+    click.echo(job)
+    _say([f"study {spec.name} runs as job {job}; raytune-eagle status, logs {spec.name}, stop {spec.name}"])
 
 
 def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
@@ -112,13 +135,22 @@ def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
-        study = Study(space, workload, store, shown.Progress(console), held_out=_held_out(spec, workload))
+        held_out = _held_out(spec, workload)
+        study = Study(space, workload, _patient(store, space), shown.Progress(console), held_out=held_out)
         if study.done():
             return _nothing_left(study, console)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
         study.run(fleet)
     return study.records
+
+
+def _patient(store: ParquetStore, space: Space) -> PatientStore:
+    """Results that cannot be written for long are put into the home of this user."""
+    place = Path.home() / "raytune-eagle-rescued" / time.strftime("%Y%m%d-%H%M%S")
+    rescue = ParquetStore(str(place))
+    rescue.declare(space.spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
+    return PatientStore(store, rescue, str(place), lambda line: _say([line]))
 
 
 def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
@@ -309,15 +341,57 @@ def _levels(text: str) -> tuple[int, ...]:
 
 @main.command()
 @click.option("--study", help="Of this study only; default: the one with the latest event.")
+@click.option("--cluster", "where", metavar="auto|ADDRESS", help="Ask the nodes of this running cluster instead.")
 @_results
-def nodes(study: str | None, results: str) -> None:
-    """Show what each node of a study does, since when, and whether it is put aside."""
+def nodes(study: str | None, where: str | None, results: str) -> None:
+    """Show what each node of a study, or of a cluster, does, since when, and whether it is put aside."""
+    if where is not None:
+        from raytune_eagle.cluster import live_nodes  # noqa: PLC0415 - as in _run
+
+        _stdout().print(shown.live_table(live_nodes(where)))
+        return
     store = ParquetStore(results)
     by_study = {name: list(store.read_events(name)) for name in ([study] if study else store.studies())}
     events: list[Event] = max(by_study.values(), key=lambda found: found[-1].at if found else 0.0, default=[])
     if not events:
         raise SpecError(f"no events under {results}: run a study first")
     _stdout().print(shown.node_table(events))
+
+
+@main.command()
+@click.argument("study", required=False)
+def status(study: str | None) -> None:
+    """Show the jobs of `run --detach`, of one STUDY or all; exit 1 when the latest failed or was stopped."""
+    from raytune_eagle.nodes import jobs  # noqa: PLC0415 - as in _run
+
+    found = jobs.status(study)
+    if not found:
+        raise SpecError(
+            "no study was started with --detach on this cluster" if study is None else f"no job of {study!r}"
+        )
+    _stdout().print(shown.job_table(found))
+    if not jobs.succeeded(found[0][2]):
+        sys.exit(_FAILED)
+
+
+@main.command()
+@click.argument("study")
+@click.option("-f", "--follow", is_flag=True, help="Go on until it ends.")
+def logs(study: str, *, follow: bool) -> None:
+    """Print what the latest job of STUDY has printed."""
+    from raytune_eagle.nodes import jobs  # noqa: PLC0415 - as in _run
+
+    for text in jobs.logs(study, follow=follow):
+        click.echo(text, nl=False)
+
+
+@main.command()
+@click.argument("study")
+def stop(study: str) -> None:
+    """End the job of STUDY in an orderly way; `run` with the same words goes on with it."""
+    from raytune_eagle.nodes import jobs  # noqa: PLC0415 - as in _run
+
+    click.echo(jobs.stop(study))
 
 
 def _stdout() -> Console:

@@ -55,10 +55,15 @@ class EngineSpec(Written):
 
 
 class NodeSpec(Written):
-    """What one trial owns; 0 GPUs means the CPU layer."""
+    """What one trial owns; 0 GPUs means the CPU layer.
+
+    Attributes:
+        grace_s: after so many seconds out of touch a node is given up, and its trial asked again elsewhere.
+    """
 
     gpus: Annotated[Int, Field(ge=0, le=64)] = 8
     cost_per_hour: Annotated[Float, Field(ge=0)] | None = None
+    grace_s: Annotated[Float, Field(ge=10, le=3600)] = 60.0
 
 
 class WorkloadSpec(Written):
@@ -203,8 +208,8 @@ class Spec(Written):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What makes two studies the same study: everything but what may be spent and the price of a node."""
-        spent: dict[str, Any] = {"budget": True, "confirm": True, "node": {"cost_per_hour"}}
+        """What makes two studies the same study: everything but what may be spent and a node's price and grace."""
+        spent: dict[str, Any] = {"budget": True, "confirm": True, "node": {"cost_per_hour", "grace_s"}}
         whole = self.model_dump(mode="json", by_alias=True, exclude=spent)
         return dict(_leaves(whole))
 

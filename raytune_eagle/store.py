@@ -219,8 +219,9 @@ class ParquetStore:
 
     def _refuse_duplicate(self, folder: str, number: int) -> None:
         """A torn file is no trial: its number may be used again, or a study could never go on after one."""
+        prefix = f"{number:05d}-"
         for name in self._files.names(f"{folder}/trials"):
-            if _number(name) == number and not isinstance(self._load("trials", f"{folder}/trials", name), str):
+            if name.startswith(prefix) and not isinstance(self._load("trials", f"{folder}/trials", name), str):
                 raise StoreError(f"{self._files.path(folder, 'trials', name)}: trial {number} is kept already")
 
     def _remove_orphans(self, folder: str) -> None:

@@ -92,6 +92,7 @@ class Study:
         self._losses = Counter[str]()
         self._again: deque[Task] = deque()
         self._busy: dict[Pending, tuple[Node, Task]] = {}
+        self._lost: dict[int, Task] = {}
         self._events: list[Event] = []
         self._lock = threading.Lock()
         self._exhausted = False
@@ -137,6 +138,8 @@ class Study:
                     raise NodeError(f"no node for {_NO_NODE_S:.0f} s: is a node up that has `eagle_node` and the GPUs?")
                 for pending in fleet.wait_any(self._busy, _TICK_S):
                     self._settle(fleet, pending)
+                for node, job, outcome in fleet.late():
+                    self._settle_late(fleet, node, job, outcome)
                 if fleet.now() - flushed > _FLUSH_S:
                     flushed = fleet.now()
                     self._flush()
@@ -228,16 +231,31 @@ class Study:
     # -------------------------------------------------------------------------------------------- what came of a launch
     def _settle(self, fleet: Fleet, pending: Pending) -> None:
         node, task = self._busy.pop(pending)
+        outcome: Completed | Failed | None = None
+        trouble: NodeError | None = None
         try:
             outcome = pending.result()
-        except NodeError as exc:
-            self._put_aside(fleet, node, task, exc)
-            if exc.outcome is None:
-                self._ask_again(fleet, node, task, exc)
-                return
-            outcome = exc.outcome
-        else:
             self._benches[node.name].failures = 0
+        except NodeError as exc:
+            outcome, trouble = exc.outcome, exc
+        if task.lost_on and any(record.number == task.number for record in self.records):
+            self._say(fleet, "dropped", "the result of its first try came late and was kept", node, task.number)
+        elif outcome is not None:
+            self._keep(fleet, node, task, outcome)
+        elif trouble is not None:
+            self._ask_again(fleet, node, task, trouble)
+        if trouble is not None:
+            self._put_aside(fleet, node, task, trouble)
+
+    def _settle_late(self, fleet: Fleet, node: Node, job: Job, outcome: Completed | Failed) -> None:
+        """A node that was given up is back with a result: kept, unless the trial came to one elsewhere meanwhile."""
+        task = self._lost.pop(job.number, None) if job.study == self.spec.name else None
+        kept = {record.number for record in self.records}
+        if task is None or task.config != job.config or job.number in kept:
+            self._say(fleet, "dropped", "late, and no longer asked for", node, job.number)
+            return
+        if task in self._again:
+            self._again.remove(task)
         self._keep(fleet, node, task, outcome)
 
     def _put_aside(self, fleet: Fleet, node: Node, task: Task, exc: NodeError) -> None:
@@ -260,6 +278,7 @@ class Study:
             lost = Failed(status="lost", failure_class="node_lost", failure_phase="unknown", failure_detail=detail)
             self._keep(fleet, node, task, lost)
         elif task.kind == "trial":
+            self._lost[task.number] = task
             self._again.append(task)
         else:
             self._taken.discard(task.number)

@@ -109,9 +109,9 @@ def _survey_here(spec: Spec, workload: Workload | None, nodes: int) -> Survey:
 
 def ask_nodes(where: str, question: Any) -> dict[str, Any]:
     """Each node's answer, or as text why there is none, by name."""
-    os.environ.update(local_ray.ENVIRONMENT)
-    nodes_ray = importlib.import_module("raytune_eagle.nodes.ray")  # after the environment: Ray reads it once
-    answers: dict[str, Any] = nodes_ray.ask_every_node(where, question, NODE_S)
+    os.environ.update(local_ray.environment_for(where))
+    joining = importlib.import_module("raytune_eagle.nodes.joining")  # after the environment: Ray reads it once
+    answers: dict[str, Any] = joining.ask_every_node(where, question, NODE_S)
     return answers
 
 

@@ -194,6 +194,40 @@ def test_configuration_that_takes_down_two_nodes_is_lost():
     assert len(study.trials) == 12
 
 
+def out_of_touch(meanwhile):
+    """Node "a" is given up under its second launch, and back with that launch's result after `meanwhile` seconds."""
+    lost, fleet = [], None
+
+    def respond(node, job):
+        if node == "a" and job.kind == "trial" and not lost:
+            lost.append(job)
+            return Answer(NodeError("a: out of touch for 60 s"), 60.0)
+        if lost and not lost[1:] and fleet.now() >= 360 + meanwhile:
+            lost.append(job)
+            fleet.delivered_late.append(("a", lost[0], completed(1234)))
+        return Answer(completed(surface(job.config)), 100.0)
+
+    fleet = SimulatedFleet(["a", "b"], respond)
+    store = ListStore()
+    run(store, fleet)
+    assert len(lost) == 2
+    assert sorted(r.number for r in store.records) == list(range(len(store.records)))
+    assert Counter(r.key for r in store.records if r.kind == "trial").most_common(1)[0][1] == 1
+    assert kinds(store)["trial"] == 12
+    return next(r for r in store.records if r.number == lost[0].number)
+
+
+def test_late_result_is_kept_once():
+    """A node that was given up is back with a result before the trial has one elsewhere: it counts, as its own."""
+    record = out_of_touch(meanwhile=-250)
+    assert (record.node, record.outcome.measurements[0].output_throughput) == ("a", 1234)
+
+
+def test_result_that_is_too_late_is_dropped():
+    """After the trial came to a result elsewhere, a late one is not counted twice."""
+    assert out_of_touch(meanwhile=200).node == "b"
+
+
 def test_a_single_node_gets_its_lost_trial_back():
     """With no other node the trial is asked again on the same one, three tries in all."""
     tries = Counter()

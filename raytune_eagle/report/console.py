@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +25,10 @@ _SHOWN = {
     "pass": "measuring",
     "trial_done": "done",
     "node_quarantined": "put aside",
+    "node_silent": "no answer",
+    "node_back": "back",
+    "node_lost": "lost",
+    "dropped": "dropped",
     "cpu": "note",
     "swept": "cleaned up",
 }
@@ -161,7 +165,8 @@ def _cost(space: Space) -> Iterator[str]:
     )
 
 
-_STATES = {"trial_started": "starting", "ready": "measuring", "trial_done": "idle", "node_quarantined": "put aside"}
+_ASIDE = "node_quarantined"
+_STATES = {"trial_started": "starting", "ready": "measuring", "trial_done": "idle", _ASIDE: "put aside"}
 
 
 def node_table(events: Sequence[Event]) -> Table:
@@ -170,11 +175,42 @@ def node_table(events: Sequence[Event]) -> Table:
     for name in ("node", "state", "since", "launch", "detail"):
         table.add_column(name)
     over = events[-1].name == "study_done"
-    latest = {event.node: event for event in events if event.node and event.name in _STATES}
-    for node, event in sorted(latest.items()):
+    for node, event in _latest(events):
         since = time.strftime("%F %T", time.localtime(event.at))
-        state = "idle" if over else _STATES[event.name]
-        table.add_row(escape(node or ""), state, since, str(event.number), escape(event.detail))
+        state = "idle" if over and event.name != _ASIDE else _STATES[event.name]
+        table.add_row(escape(node), state, since, str(event.number), escape(event.detail))
+    return table
+
+
+def put_aside(events: Iterable[Event]) -> list[str]:
+    """Nodes that were put aside and have not been of use since, one line each."""
+    return [f"node {node} is put aside: {event.detail}" for node, event in _latest(events) if event.name == _ASIDE]
+
+
+def _latest(events: Iterable[Event]) -> list[tuple[str, Event]]:
+    """What each node did last."""
+    return sorted({event.node: event for event in events if event.node and event.name in _STATES}.items())
+
+
+def live_table(rows: Sequence[tuple[str, str, int, str, float, str, int | None, str]]) -> Table:
+    """One line per node of a running cluster: name, address, GPUs, state, since, study, launch, detail."""
+    table = Table()
+    for name in ("node", "address", "GPUs", "state", "since", "study", "launch", "detail"):
+        table.add_column(name)
+    for node, address, gpus, state, since, study, number, detail in rows:
+        clock = time.strftime("%F %T", time.localtime(since)) if since else ""
+        launch = "" if number is None else str(number)
+        table.add_row(escape(node), address, str(gpus), state, clock, escape(study), launch, escape(detail))
+    return table
+
+
+def job_table(rows: Sequence[tuple[str, str, str, float, str]]) -> Table:
+    """One line per job that runs a study: study, job, status, start, message."""
+    table = Table()
+    for name in ("study", "job", "status", "since", "detail"):
+        table.add_column(name)
+    for study, job, status, since, detail in rows:
+        table.add_row(escape(study), job, status, time.strftime("%F %T", time.localtime(since)), escape(detail))
     return table
 
 
