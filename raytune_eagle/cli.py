@@ -40,6 +40,10 @@ _FILE_WIDTH = 120
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 _results = click.option("--results", default="results", show_default=True, help="Folder or pyarrow.fs URI of records.")
 _CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
+_SIMULATED = (
+    " simulated:WHAT launches nothing: a cost model in virtual time (kimi-k25, kimi-k25:golden), a table (FILE.csv) or "
+    "the records of a study (results/study=NAME)."
+)
 
 
 class _Group(click.Group):
@@ -75,8 +79,17 @@ def main() -> None:
 @click.option("--study", help="Name of the study; default: the spec's.")
 @click.option("--trials", type=click.IntRange(min=1), help="Launches in all; default: the spec's budget.")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Start no launch after so many hours.")
-@click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
+@click.option(
+    "--cluster",
+    "where",
+    default="local",
+    show_default=True,
+    metavar="local|auto|ADDRESS|simulated:WHAT",
+    help=_CLUSTER + _SIMULATED,
+)
+@click.option(
+    "--nodes", type=int, default=1, show_default=True, help="Nodes, with `local` (of this machine) or simulated."
+)
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
 @_results
 def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
@@ -94,6 +107,7 @@ def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
     # Ray and Optuna take seconds to import, which no other command need wait for.
     from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
     from raytune_eagle.doctor import refuse_results  # noqa: PLC0415
+    from raytune_eagle.simulation import refuse_mixture  # noqa: PLC0415
     from raytune_eagle.study import Study  # noqa: PLC0415
     from raytune_eagle.survey import survey  # noqa: PLC0415
 
@@ -102,6 +116,7 @@ def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
         refuse_results(results)
     workload = _workload(spec, mistakes)
     store = ParquetStore(results)
+    refuse_mixture(store.read(spec.name), where)
     if workload and not mistakes.problems and (study := _spent(spec, workload, store)):
         return _nothing_left(study, console)
     if console.is_terminal:
