@@ -5,20 +5,25 @@ The Optuna study lives in memory and is rebuilt from the records, so there is no
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import optuna
 from optuna.trial import TrialState, create_trial
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Config, TrialRecord
+from raytune_eagle.model import Completed, Config, TrialRecord
 from raytune_eagle.outcomes import objective_value, violation
 from raytune_eagle.reference import Reference
+from raytune_eagle.samplers import observed
+from raytune_eagle.samplers.candidates import Candidates
+from raytune_eagle.samplers.one_at_a_time import OneAtATimeSampler
+from raytune_eagle.samplers.two_factor import TwoFactorSampler
 from raytune_eagle.space import Params, Space
-from raytune_eagle.spec import Spec
 
 _MOST_ASKS = 200
 """Asks for one proposal, before the unseen points are enumerated: each stays in the study and slows the next."""
@@ -55,7 +60,7 @@ class Search:
         self._space, self._objective, self._reference = space, space.spec.objective, reference
         self._settings = space.spec.search
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(direction="maximize", sampler=_sampler(space.spec))
+        self._study = optuna.create_study(direction="maximize", sampler=_sampler(space))
         self._seen: set[str] = set()
         self._grid = space.points() if self._settings.sampler == "grid" else iter(())
         for record in records:
@@ -80,6 +85,8 @@ class Search:
         state, value = self._verdict(record)
         for name, excess in self._constraints(record).items():
             proposal.trial.set_constraint(name, excess)
+        for name, found in _learned(record).items():
+            proposal.trial.set_user_attr(name, found)
         self._study.tell(proposal.trial, value, state=state)
 
     def _choose(self) -> Proposal | None:
@@ -92,6 +99,7 @@ class Search:
                 return Proposal(settled[0], key, settled[1], trial)
             # No launch is spent on it. TPE learns from PRUNED that there is nothing to gain here, and asks 65 times
             # for 40 launches of a small space; with FAIL, which it ignores, it asked 2,355 times.
+            trial.set_user_attr(observed.REFUSED, value=True)
             self._study.tell(trial, state=TrialState.PRUNED)
         return self._first_unseen(self._space.points(self._settings.seed))
 
@@ -115,6 +123,7 @@ class Search:
                 state=state,
                 value=value,
                 constraints=self._constraints(record),
+                user_attrs=_learned(record),
             )
         )
 
@@ -136,8 +145,32 @@ class Search:
         return (TrialState.COMPLETE, min(done)) if done else (TrialState.FAIL, None)
 
 
-def _sampler(spec: Spec) -> optuna.samplers.BaseSampler:
-    settings = spec.search
+def _learned(record: TrialRecord) -> dict[str, Any]:
+    """What a launch teaches beside its objective, as `raytune_eagle.samplers.observed` reads it."""
+    if record.status == "lost":  # a machine's doing
+        return {observed.REFUSED: True}
+    seconds = {observed.SECONDS: record.ended_at - record.started_at}
+    if not isinstance(record.outcome, Completed):
+        return seconds
+    figures = [
+        {"accept_len": m.accept_len, "cycle_ms": m.cycle_ms, "accept_histogram": _histogram(record, m.concurrency)}
+        for m in record.outcome.measurements
+    ]
+    return {**seconds, observed.FIGURES: figures}
+
+
+def _histogram(record: TrialRecord, concurrency: int) -> list[int]:
+    """Verify rounds that accepted 0, 1, 2, … drafts, over all counted requests of a concurrency."""
+    rows = [r.accept_histogram for r in record.outcome.requests if r.concurrency == concurrency and r.repeat >= 0]
+    return [sum(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
+
+
+def _sampler(space: Space) -> optuna.samplers.BaseSampler:
+    spec, settings = space.spec, space.spec.search
+    if settings.sampler == "two-factor":
+        return TwoFactorSampler(Candidates(space.blocks), seed=settings.seed)
+    if settings.sampler == "one-at-a-time":
+        return OneAtATimeSampler(seed=settings.seed)
     if settings.sampler == "tpe":
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate: so called since 2.0
         startup = max(3, min(10, spec.budget.trials // 5))  # of a short study not all may be spent on random points
@@ -153,8 +186,5 @@ def _sampler(spec: Spec) -> optuna.samplers.BaseSampler:
 def _require_gp() -> None:
     from importlib.util import find_spec  # noqa: PLC0415 - asked only where it matters
 
-    missing = [name for name in ("torch", "scipy") if find_spec(name) is None]
-    if missing:
-        raise SpecError(
-            f"search.sampler: gp needs {' and '.join(missing)}: pip install 'raytune-eagle[gp]', or write tpe"
-        )
+    if find_spec("torch") is None:
+        raise SpecError("search.sampler: gp needs torch: pip install 'raytune-eagle[gp]', or write tpe")

@@ -30,7 +30,7 @@ from raytune_eagle.spec_values import (
 
 __all__ = ["IntRange", "Spec", "differences", "values"]
 
-Sampler = Literal["tpe", "gp", "random", "grid"]
+Sampler = Literal["two-factor", "tpe", "gp", "random", "grid", "one-at-a-time"]
 LowerIsBetter = Literal["ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p95_ms", "cycle_ms"]
 
 

@@ -124,7 +124,7 @@ def test_small_space_ends_by_itself():
     assert study.done()
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "gp"])
+@pytest.mark.parametrize("sampler", ["two-factor", "tpe", "random", "grid", "gp", "one-at-a-time"])
 def test_samplers(sampler):
     """Every sampler fills the budget with distinct points, failures among them, and finds more than plain decoding."""
 
