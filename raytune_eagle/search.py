@@ -16,7 +16,7 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Completed, Config, TrialRecord
+from raytune_eagle.model import Completed, Config, Measurement, TrialRecord
 from raytune_eagle.outcomes import objective_value, violation
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers import observed
@@ -71,11 +71,27 @@ class Search:
         self._starts = deque({p.key: p for p in starts if p.key not in self._seen}.values())
 
     def ask(self) -> Proposal | None:
-        """The next point, marked as seen; None when every valid point has been launched."""
+        """The next point, marked as seen; None when every valid point has been launched, or no launch is worth it."""
+        if not self._starts and self.stopped():
+            return None
         proposal = self._starts.popleft() if self._starts else self._choose()
         if proposal is not None:
             self._seen.add(proposal.key)
         return proposal
+
+    def stopped(self) -> str:
+        """Why no further launch is worth it (``search.stop_below``) and what is given up; empty while one is."""
+        below, sampler = self._settings.stop_below, self._study.sampler
+        if below is None or self._starts or not isinstance(sampler, TwoFactorSampler):
+            return ""
+        choice = sampler.best_choice(self._study)
+        if choice is None or choice.gain >= below:
+            return ""
+        point = ", ".join(f"{name}={value}" for name, value in choice.params.items() if value is not None)
+        return (
+            f"the best next launch is expected to gain {choice.gain:.2%}, less than search.stop_below ({below:.2%}); "
+            f"given up: {point}, which is faster than the best with a chance of {choice.better:.0%}"
+        )
 
     def tell(self, proposal: Proposal, record: TrialRecord) -> None:
         """Let the sampler learn from a finished launch."""
@@ -85,7 +101,7 @@ class Search:
         state, value = self._verdict(record)
         for name, excess in self._constraints(record).items():
             proposal.trial.set_constraint(name, excess)
-        for name, found in _learned(record).items():
+        for name, found in self._learned(record).items():
             proposal.trial.set_user_attr(name, found)
         self._study.tell(proposal.trial, value, state=state)
 
@@ -123,13 +139,21 @@ class Search:
                 state=state,
                 value=value,
                 constraints=self._constraints(record),
-                user_attrs=_learned(record),
+                user_attrs=self._learned(record),
             )
         )
 
     def _constraints(self, record: TrialRecord) -> dict[str, float]:
         """In Optuna's form: 0 or less is feasible."""
         return {_VIOLATION: violation(self._objective, record)} if self._objective.constraints else {}
+
+    def _learned(self, record: TrialRecord) -> dict[str, Any]:
+        """What a launch teaches beside its objective, as `raytune_eagle.samplers.observed` reads it."""
+        if record.status == "lost":  # a machine's doing
+            return {observed.REFUSED: True}
+        seconds = {observed.SECONDS: record.ended_at - record.started_at}
+        figures = figures_of(record, self._reference)
+        return {**seconds, observed.FIGURES: figures} if figures else seconds
 
     def _verdict(self, record: TrialRecord) -> tuple[TrialState, float | None]:
         """A failed launch in the form that the sampler sees: TPE learns from PRUNED and ignores FAIL, GP needs a value.
@@ -145,18 +169,25 @@ class Search:
         return (TrialState.COMPLETE, min(done)) if done else (TrialState.FAIL, None)
 
 
-def _learned(record: TrialRecord) -> dict[str, Any]:
-    """What a launch teaches beside its objective, as `raytune_eagle.samplers.observed` reads it."""
-    if record.status == "lost":  # a machine's doing
-        return {observed.REFUSED: True}
-    seconds = {observed.SECONDS: record.ended_at - record.started_at}
-    if not isinstance(record.outcome, Completed):
-        return seconds
-    figures = [
-        {"accept_len": m.accept_len, "cycle_ms": m.cycle_ms, "accept_histogram": _histogram(record, m.concurrency)}
-        for m in record.outcome.measurements
+def figures_of(record: TrialRecord, reference: Reference) -> list[dict[str, Any]]:
+    """accept_len, cycle time and accept histogram, a mapping per concurrency.
+
+    The cycle is what the throughput implies, as an average node would give it, so that the two factors make up
+    just what is searched for.
+    """
+    return [
+        {
+            "accept_len": m.accept_len,
+            "cycle_ms": 1000 * m.concurrency * (m.accept_len or 1.0) / _normal_speed(m, record, reference),
+            "accept_histogram": _histogram(record, m.concurrency),
+        }
+        for m in (record.outcome.measurements if isinstance(record.outcome, Completed) else ())
+        if m.output_throughput > 0
     ]
-    return {**seconds, observed.FIGURES: figures}
+
+
+def _normal_speed(figures: Measurement, record: TrialRecord, reference: Reference) -> float:
+    return figures.output_throughput * reference.factor(record.node, figures.concurrency, record.started_at)
 
 
 def _histogram(record: TrialRecord, concurrency: int) -> list[int]:

@@ -219,6 +219,8 @@ def _cross_checks(spec: Spec) -> Iterator[str]:
     yield from (f"space.nccl.{name}: also fixed in engine.env; keep one" for name in both)
     both = sorted(set(spec.engine.args) & set(spec.space.args))
     yield from (f"space.args.{name}: also fixed in engine.args; keep one" for name in both)
+    if spec.search.stop_below is not None and spec.search.sampler != "two-factor":
+        yield f"search.stop_below: sampler {spec.search.sampler} knows no expected gain: write sampler: two-factor"
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -82,7 +82,8 @@ class Study:
         self.space, self.spec, self.records = space, space.spec, list(store.read(space.spec.name))
         self._workload, self._held_out = workload, held_out or workload
         self._store, self._listener = store, listener
-        check_same(self.spec, workload, store.read_events(self.spec.name))
+        events = list(store.read_events(self.spec.name))
+        check_same(self.spec, workload, events)
         self._reference = Reference(())
         self._taken = {record.number for record in self.records}
         self._benches: dict[str, Bench] = {}
@@ -94,7 +95,8 @@ class Study:
         self._busy: dict[Pending, tuple[Node, Task]] = {}
         self._events: list[Event] = []
         self._lock = threading.Lock()
-        self._exhausted = False
+        self._exhausted = any(event.name == "search_stopped" for event in events)
+        self._told = self._exhausted
 
     # ------------------------------------------------------------------------------------------------- what is known
     @property
@@ -104,7 +106,7 @@ class Study:
 
     def done(self) -> bool:
         """Whether the budget of trials is used up, or every valid point was launched, and the best are confirmed."""
-        searched = len(self.trials) >= self.spec.budget.trials
+        searched = len(self.trials) >= self.spec.budget.trials or self._exhausted
         return (searched or len({r.key for r in self.trials}) >= self._reachable()) and self._confirming() is None
 
     def note(self, event: Event) -> None:
@@ -154,6 +156,7 @@ class Study:
                 continue
             task = self._next_confirm(node, bench, names) if self._searched(over=over) else self._next(node, names)
             if task is None:
+                self._say_why_stopped(fleet)
                 continue
             task.started_at = fleet.now()
             workload = self._held_out if task.kind == "confirm" else self._workload
@@ -218,6 +221,12 @@ class Study:
         rounds = confirm.rounds / max(1, min(confirm.rounds, len(fleet.nodes())))
         kept = seconds * rounds * (confirm.top + 2) if confirm.top else 0.0
         return fleet.now() - began >= hours - min(kept, hours / 2)
+
+    def _say_why_stopped(self, fleet: Fleet) -> None:
+        """Once, where the search ended by itself though budget is left; a later run does not begin again."""
+        if self._exhausted and not self._told and (why := self._search.stopped()):
+            self._told = True
+            self._say(fleet, "search_stopped", why)
 
     def _number(self) -> int:
         """The lowest number never used: one whose launch left no record is used again."""

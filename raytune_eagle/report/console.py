@@ -27,6 +27,7 @@ _SHOWN = {
     "pass": "measuring",
     "trial_done": "done",
     "node_quarantined": "put aside",
+    "search_stopped": "stopped",
     "cpu": "note",
     "swept": "cleaned up",
 }

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
+from scipy.stats import norm
 
 from raytune_eagle.samplers import observed
 from raytune_eagle.samplers.belief import Belief, Encoders, Pair, take
@@ -42,6 +43,7 @@ class Choice(NamedTuple):
         score: gain per average launch's node-seconds; the largest is launched.
         mean, sd: of the logarithm of 1 / time per token, in tokens per millisecond.
         runs: chance that it does not fail.
+        better: chance that it is faster than the best so far.
     """
 
     params: Params
@@ -50,6 +52,7 @@ class Choice(NamedTuple):
     mean: float
     sd: float
     runs: float
+    better: float
 
 
 class TwoFactorSampler(BaseSampler):
@@ -141,6 +144,15 @@ class TwoFactorSampler(BaseSampler):
         found = [one for block in candidates.blocks for one in self._rank(block, belief, _seen(study, block), count)]
         return sorted(found, key=lambda choice: -choice.score)[:count]
 
+    def best_choice(self, study: optuna.Study) -> Choice | None:
+        """The best point to launch next; None while there is too little to judge by, or nothing is left."""
+        try:
+            if self.belief(study).exploring:
+                return None
+            return next(iter(self.choices(study, 1)), None)
+        except CannotPlaceError:
+            return None
+
     def predict(self, study: optuna.Study, points: Sequence[Params]) -> tuple[Array, Array]:
         """Mean and standard deviation of the logarithm of tokens per millisecond (1 / time per token) of points.
 
@@ -202,7 +214,8 @@ class TwoFactorSampler(BaseSampler):
         for i in np.argsort(-ranks, kind="stable")[:count]:
             chance, point = float(runs[rows[i], places[i]]), {**block.first[rows[i]], **rest[places[i]]}
             gain, sd = float(gains[i]) * chance, float(np.sqrt(variance[i]))
-            found.append(Choice(point, gain, float(ranks[i]), float(mean[i]), sd, chance))
+            better = float(norm.cdf((mean[i] - belief.incumbent) / sd))
+            found.append(Choice(point, gain, float(ranks[i]), float(mean[i]), sd, chance, better))
         return found
 
     def _coordinates(self, block: Block, rest: Sequence[Params], belief: Belief) -> tuple[Pair, Pair]:
