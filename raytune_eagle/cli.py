@@ -266,6 +266,24 @@ def best(study: str, results: str, concurrency: int | None, form: str | None) ->
     click.echo(export(_pasteable(chosen.config), form), nl=False)
 
 
+@main.command()
+@click.argument("study")
+@_results
+def explain(study: str, results: str) -> None:
+    """Show what STUDY has learned: parts of a cycle, what drafts accept, what settings are worth, what to try next."""
+    from raytune_eagle.identity import spec_of  # noqa: PLC0415 - as in _run
+    from raytune_eagle.report.explain import Explanation, lines  # noqa: PLC0415
+
+    records = _records(results, study)
+    known = spec_of(ParquetStore(results).read_events(study))
+    if known is None:
+        raise SpecError(f"study {study!r} under {results} does not say what it searched: no study_started event")
+    if note := shown.simulated_from(records):
+        click.echo(note)
+    for line in lines(Explanation(known[0], records)):
+        click.echo(line)
+
+
 def _pasteable(config: Config) -> Config:
     """With paths for the built-in names, and for `python3` the interpreter of this environment, which served it."""
     first, *rest = config.launcher

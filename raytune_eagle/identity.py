@@ -33,6 +33,16 @@ def check_same(spec: Spec, workload: Workload, events: Iterable[Event]) -> None:
         raise SpecError([head, *(f"  {line}" for line in changed)])
 
 
+def spec_of(events: Iterable[Event]) -> tuple[Spec, str | None] | None:
+    """Spec that a study was first started with, and the digest of its prompts; None without that event."""
+    started = next((event for event in events if event.name == STARTED), None)
+    if started is None:
+        return None
+    tree = json.loads(started.detail)
+    prompts = tree.pop(_PROMPTS, None)
+    return Spec.model_validate(tree), prompts
+
+
 def _digest(workload: Workload) -> str:
     """What the prompts say, not where they lie: a changed file makes other figures."""
     text = json.dumps([prompt.model_dump() for prompt in workload.prompts], sort_keys=True)

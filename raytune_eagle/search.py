@@ -16,13 +16,14 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Completed, Config, Measurement, TrialRecord
+from raytune_eagle.model import Completed, Config, Measurement, Request, TrialRecord
 from raytune_eagle.outcomes import objective_value, violation
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers import observed
+from raytune_eagle.samplers.belief import Belief
 from raytune_eagle.samplers.candidates import Candidates
 from raytune_eagle.samplers.one_at_a_time import OneAtATimeSampler
-from raytune_eagle.samplers.two_factor import TwoFactorSampler
+from raytune_eagle.samplers.two_factor import Choice, TwoFactorSampler
 from raytune_eagle.space import Params, Space
 
 _MOST_ASKS = 200
@@ -92,6 +93,20 @@ class Search:
             f"the best next launch is expected to gain {choice.gain:.2%}, less than search.stop_below ({below:.2%}); "
             f"given up: {point}, which is faster than the best with a chance of {choice.better:.0%}"
         )
+
+    def belief(self) -> Belief:
+        """What all launches say of every point; only with the two-factor sampler."""
+        return self._two_factor.belief(self._study)
+
+    def choices(self, count: int) -> list[Choice]:
+        """The most promising points that were never launched; only with the two-factor sampler."""
+        return self._two_factor.choices(self._study, count)
+
+    @property
+    def _two_factor(self) -> TwoFactorSampler:
+        if not isinstance(self._study.sampler, TwoFactorSampler):
+            raise TypeError(f"the sampler is {self._settings.sampler}")
+        return self._study.sampler
 
     def tell(self, proposal: Proposal, record: TrialRecord) -> None:
         """Let the sampler learn from a finished launch."""
@@ -180,6 +195,7 @@ def figures_of(record: TrialRecord, reference: Reference) -> list[dict[str, Any]
             "accept_len": m.accept_len,
             "cycle_ms": 1000 * m.concurrency * (m.accept_len or 1.0) / _normal_speed(m, record, reference),
             "accept_histogram": _histogram(record, m.concurrency),
+            "first_ms": _first_ms(record, m.concurrency),
         }
         for m in (record.outcome.measurements if isinstance(record.outcome, Completed) else ())
         if m.output_throughput > 0
@@ -190,10 +206,21 @@ def _normal_speed(figures: Measurement, record: TrialRecord, reference: Referenc
     return figures.output_throughput * reference.factor(record.node, figures.concurrency, record.started_at)
 
 
+def _counted(record: TrialRecord, concurrency: int) -> list[Request]:
+    return [row for row in record.outcome.requests if row.concurrency == concurrency and row.repeat >= 0]
+
+
 def _histogram(record: TrialRecord, concurrency: int) -> list[int]:
-    """Verify rounds that accepted 0, 1, 2, … drafts, over all counted requests of a concurrency."""
-    rows = [r.accept_histogram for r in record.outcome.requests if r.concurrency == concurrency and r.repeat >= 0]
+    """Verify rounds that accepted 0, 1, 2, … drafts."""
+    rows = [row.accept_histogram for row in _counted(record, concurrency)]
     return [sum(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
+
+
+def _first_ms(record: TrialRecord, concurrency: int) -> float:
+    """Time to first token, spread over the verify rounds."""
+    rows = [row for row in _counted(record, concurrency) if row.ttft_s is not None and row.verify_rounds]
+    rounds = sum(row.verify_rounds or 0 for row in rows)
+    return 1000 * sum(row.ttft_s or 0.0 for row in rows) / rounds if rounds else 0.0
 
 
 def _sampler(space: Space) -> optuna.samplers.BaseSampler:

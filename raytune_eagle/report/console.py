@@ -62,7 +62,7 @@ class Progress:
 
 def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> None:
     """Leaderboard, verdict and winner for each concurrency; simulated figures are called so before and after."""
-    note = _simulated(records)
+    note = simulated_from(records)
     if note:
         console.print(note, style="bold", soft_wrap=True, highlight=False)
     for concurrency in concurrencies:
@@ -83,7 +83,7 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
         console.print(_virtual_time(records), soft_wrap=True, highlight=False)
 
 
-def _simulated(records: Sequence[TrialRecord]) -> str:
+def simulated_from(records: Sequence[TrialRecord]) -> str:
     """Say from what the figures were simulated; empty for measured ones."""
     found = sorted({what for record in records if (what := simulated(record))})
     return f"SIMULATED from {', '.join(found)}: no server ran, these are not measurements" if found else ""

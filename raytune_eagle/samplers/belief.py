@@ -202,6 +202,15 @@ class Belief:
         cycle, cycle_variance = self.cycle.at(first[1], rest[1])
         return accept - cycle, np.sqrt(accept_variance + cycle_variance * self.cycle.surprise)
 
+    def difference(self, point: Params, other: Params) -> tuple[float, float]:
+        """Mean and variance of the log speed of a point over another's."""
+        if self.accept is None or self.cycle is None:
+            return 0.0, 1.0
+        first, rest = self.halves([point, other], [point, other])
+        accept, accept_variance = self.accept.difference(first[0], rest[0])
+        cycle, cycle_variance = self.cycle.difference(first[1], rest[1])
+        return accept - cycle, accept_variance + cycle_variance * self.cycle.surprise
+
     def grid(self, first: Pair, rest: Pair) -> tuple[Array, Array]:
         """Mean of every first half with every second, and about its variance: that along each half, added up."""
         rows, places = len(first[0].codes), len(rest[0].codes)

@@ -15,7 +15,7 @@ from raytune_eagle.samplers.process import Array, Data
 
 FIGURES = "figures"
 """User attribute: what a launch measured, a mapping per concurrency with ``accept_len``, ``cycle_ms`` and, where known,
-``accept_histogram`` (verify rounds that accepted 0, 1, 2, … drafts)."""
+``accept_histogram`` (verify rounds that accepted 0, 1, 2, … drafts) and ``first_ms`` (time to first token a round)."""
 SECONDS = "seconds"
 """User attribute: node-seconds that a launch took, failed or not."""
 REFUSED = "refused"
@@ -38,6 +38,7 @@ class Launch:
         params: its point.
         accept: log accept_len, mean over the concurrencies; None where it was not measured.
         cycle: log cycle time in milliseconds, likewise.
+        first: share of the cycle that is time to first tokens, spread over the rounds.
         reached: share of verify rounds that accepted at least 1, 2, … drafts; empty where unknown.
         violation: largest constraint value; 0 or less is feasible.
         failed, running: it ended without figures; it has not ended.
@@ -48,6 +49,7 @@ class Launch:
     accept: float | None = None
     cycle: float | None = None
     reached: tuple[float, ...] = ()
+    first: float = 0.0
     seconds: float | None = None
     violation: float | None = None
     failed: bool = False
@@ -76,6 +78,7 @@ def _launch(trial: FrozenTrial) -> Launch:
         params,
         accept=_mean_log(one.get("accept_len") or 1.0 for one in figures),
         cycle=_mean_log(one["cycle_ms"] for one in figures),
+        first=math.fsum((one.get("first_ms") or 0.0) / one["cycle_ms"] for one in figures) / len(figures),
         reached=_reached([one.get("accept_histogram") or () for one in figures]),
         seconds=trial.user_attrs.get(SECONDS),
         violation=max(trial.constraints.values(), default=None),

@@ -235,6 +235,17 @@ class Process:
         variance = np.maximum(self._own(first, rest) - (reduced**2).sum(0), 1e-12)
         return self._mean + first.typical + across @ self._weights, variance
 
+    def difference(self, first: Half, rest: Half) -> tuple[float, float]:
+        """Mean and variance of the first of two points less the second; what both share has no part in it."""
+        across = self._covariance(first, rest)
+        reduced = solve_triangular(self._root, across.T, lower=True, check_finite=False)
+        one, other = self._encoder.grams(first, first, 0), self._encoder.grams(rest, rest, 1)
+        prior = np.zeros((2, 2))
+        for (a, b), variance in self._terms():
+            prior += variance * one[a] * other[b]
+        means, left = first.typical + across @ self._weights, prior - reduced.T @ reduced
+        return float(means[0] - means[1]), max(0.0, float(left[0, 0] + left[1, 1] - 2 * left[0, 1]))
+
     def _covariance(self, first: Half, rest: Half) -> Array:
         """Of points given by their two halves with the data, a row for each point."""
         one = self._encoder.grams(first, self._halves[0], 0)
