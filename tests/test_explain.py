@@ -57,7 +57,7 @@ def test_accept_len_by_steps(explanation):
 
 
 def test_parts_of_a_cycle(explanation):
-    """A draft step costs what the model says, within its interval, the fixed part within 10 %; first tokens are apart."""
+    """A draft step costs what the model says, within its interval, the fixed part within 10 %; first tokens apart."""
     env = {name.upper(): str(value) for name, value in explanation.best.items() if "nccl" in name and value}
     fixed, _, step, first = explanation.cycle()
     assert 3 < first.ms < 15  # 842 ms over the rounds of 256 tokens
