@@ -40,6 +40,7 @@ _FILE_WIDTH = 120
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 _results = click.option("--results", default="results", show_default=True, help="Folder or pyarrow.fs URI of records.")
 _CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
+_WARM = "Also learn from this study: accept_len of the same draft and workload, cycle times of the same hardware."
 _SIMULATED = (
     " simulated:WHAT launches nothing: a cost model in virtual time (kimi-k25, kimi-k25:golden), a table (FILE.csv) or "
     "the records of a study (results/study=NAME)."
@@ -91,20 +92,22 @@ def main() -> None:
     "--nodes", type=int, default=1, show_default=True, help="Nodes, with `local` (of this machine) or simulated."
 )
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
+@click.option("--warm-start", "earlier", multiple=True, metavar="results/study=NAME", help=_WARM)
 @_results
-def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
+def run(spec_file: str, where: str, nodes: int, results: str, earlier: tuple[str, ...], **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
     _end_on_signals()
     spec = _changed(specfile.load(spec_file), changes)
-    records, console = _run(spec, results, where, nodes), _stdout()
+    records, console = _run(spec, results, where, nodes, earlier), _stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
     if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
         sys.exit(_FAILED)
 
 
-def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
+def _run(spec: Spec, results: str, where: str, nodes: int, earlier: tuple[str, ...]) -> list[TrialRecord]:
     # Ray and Optuna take seconds to import, which no other command need wait for.
+    from raytune_eagle import warm_start  # noqa: PLC0415
     from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
     from raytune_eagle.doctor import refuse_results  # noqa: PLC0415
     from raytune_eagle.simulation import refuse_mixture  # noqa: PLC0415
@@ -125,6 +128,7 @@ def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
     space, notes = _understood(spec, survey(spec, workload, where, nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
     _say([*notes, *space.notes()])
+    sources = warm_start.read(earlier, space, workload)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
@@ -133,6 +137,8 @@ def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
             return _nothing_left(study, console)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
+        if sources:
+            study.learn_from(warm_start.known(sources, space, workload, fleet))
         study.run(fleet)
     return study.records
 

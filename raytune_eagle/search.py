@@ -22,6 +22,7 @@ from raytune_eagle.reference import Reference
 from raytune_eagle.samplers import observed
 from raytune_eagle.samplers.belief import Belief
 from raytune_eagle.samplers.candidates import Candidates
+from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.samplers.one_at_a_time import OneAtATimeSampler
 from raytune_eagle.samplers.two_factor import Choice, TwoFactorSampler
 from raytune_eagle.space import Params, Space
@@ -93,6 +94,10 @@ class Search:
             f"the best next launch is expected to gain {choice.gain:.2%}, less than search.stop_below ({below:.2%}); "
             f"given up: {point}, which is faster than the best with a chance of {choice.better:.0%}"
         )
+
+    def learn_from(self, launches: Iterable[Launch]) -> None:
+        """Take what earlier studies know; only with the two-factor sampler."""
+        self._two_factor.learn_from(launches)
 
     def belief(self) -> Belief:
         """What all launches say of every point; only with the two-factor sampler."""

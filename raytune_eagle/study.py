@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from raytune_eagle import gates
@@ -19,6 +19,7 @@ from raytune_eagle.model import Completed, Config, Event, Failed, Job, Kind, Tri
 from raytune_eagle.outcomes import hopeless, in_words, same_text, speedup, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
 from raytune_eagle.reference import Reference
+from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.search import Proposal, Search
 from raytune_eagle.space import Space
 
@@ -108,6 +109,10 @@ class Study:
         """Whether the budget of trials is used up, or every valid point was launched, and the best are confirmed."""
         searched = len(self.trials) >= self.spec.budget.trials or self._exhausted
         return (searched or len({r.key for r in self.trials}) >= self._reachable()) and self._confirming() is None
+
+    def learn_from(self, launches: Iterable[Launch]) -> None:
+        """Take what earlier studies know of this one's points; before `run`."""
+        self._search.learn_from(launches)
 
     def note(self, event: Event) -> None:
         """Take an event, from any thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from raytune_eagle.samplers import observed
-from raytune_eagle.samplers.candidates import SHAPE, Candidates, Params
+from raytune_eagle.samplers.candidates import SHAPE, Candidates, Params, among
+from raytune_eagle.samplers.kernels import Array, Encoder, Half
 from raytune_eagle.samplers.observed import Launch
-from raytune_eagle.samplers.process import Array, Data, Encoder, Half, Part, Process
+from raytune_eagle.samplers.process import Data, Part, Process
 
 _EXPLORED = 5
 """Measured launches before improvement is asked for; until then the least known point that is not hopeless."""
@@ -25,6 +27,9 @@ _LATEST = 200
 """Launches that costs and constraints are learned from."""
 _NOISE = 1e-4
 """Prior variance between launches of one point, of both logarithms."""
+
+_UNKNOWN = 0.5
+"""Variance of either logarithm before any launch."""
 
 Pair = tuple[Half, Half]
 """Coordinates for accept_len and for all else."""
@@ -132,6 +137,7 @@ class Belief:
         launches: Sequence[Launch],
         variances: Mapping[str, Array],
     ) -> None:
+        launches = [known for launch in launches if (known := _placed(launch, candidates))]
         self.done = [launch for launch in launches if launch.measured]
         self.enough = min(_EXPLORED, max(1, len(candidates) // _POINTS_PER_LAUNCH))
         self._ended = [launch for launch in launches if launch.measured or launch.failed]
@@ -184,10 +190,8 @@ class Belief:
 
     def speed(self, first: Pair, rest: Pair) -> tuple[Array, Array]:
         """Mean and variance of log tokens per millisecond, a value for each row."""
-        if self.accept is None or self.cycle is None:
-            return first[0].typical - first[1].typical, np.ones(len(first[0].codes))
-        accept, accept_variance = self.accept.at(first[0], rest[0])
-        cycle, cycle_variance = self.cycle.at(first[1], rest[1])
+        accept, accept_variance = _at(self.accept, first[0], rest[0])
+        cycle, cycle_variance = _at(self.cycle, first[1], rest[1])
         return accept - cycle, accept_variance + cycle_variance
 
     def calibrated(self, first: Pair, rest: Pair) -> tuple[Array, Array]:
@@ -196,11 +200,10 @@ class Belief:
         The search does better with what the model says: where a model is wrong, larger variances everywhere make it
         wander, not learn.
         """
-        if self.accept is None or self.cycle is None:
-            return self.speed(first, rest)
-        accept, accept_variance = self.accept.at(first[0], rest[0])
-        cycle, cycle_variance = self.cycle.at(first[1], rest[1])
-        return accept - cycle, np.sqrt(accept_variance + cycle_variance * self.cycle.surprise)
+        accept, accept_variance = _at(self.accept, first[0], rest[0])
+        cycle, cycle_variance = _at(self.cycle, first[1], rest[1])
+        surprise = self.cycle.surprise if self.cycle else 1.0
+        return accept - cycle, np.sqrt(accept_variance + cycle_variance * surprise)
 
     def difference(self, point: Params, other: Params) -> tuple[float, float]:
         """Mean and variance of the log speed of a point over another's."""
@@ -214,14 +217,12 @@ class Belief:
     def grid(self, first: Pair, rest: Pair) -> tuple[Array, Array]:
         """Mean of every first half with every second, and about its variance: that along each half, added up."""
         rows, places = len(first[0].codes), len(rest[0].codes)
-        if self.accept is None or self.cycle is None:
-            typical = first[0].typical - first[1].typical
-            return np.repeat(typical[:, None], places, axis=1), np.ones((rows, places))
-        base = [self.best or (self._pending[0] if self._pending else self.done[0].params)]
-        base_first, base_rest = self.halves(base, base)
+        known = [*([self.best] if self.best else []), *self._pending, *(launch.params for launch in self.done)]
+        nil = np.zeros(1, dtype=np.intp)
+        base_first, base_rest = self.halves(known[:1], known[:1]) if known else (take(first, nil), take(rest, nil))
         along_first = self.speed(first, take(base_rest, np.zeros(rows, dtype=np.intp)))[1]
         along_rest = self.speed(take(base_first, np.zeros(places, dtype=np.intp)), rest)[1]
-        means = self.accept.mean(first[0], rest[0]) - self.cycle.mean(first[1], rest[1])
+        means = _mean(self.accept, first[0], rest[0]) - _mean(self.cycle, first[1], rest[1])
         return means, along_first[:, None] + along_rest[None]
 
     @property
@@ -269,6 +270,24 @@ class Belief:
         parts = _few_parts(*self._columns, scale)
         variances = np.array([*(part.variance for part in parts), noise])
         return Process(self._encoders.other, parts, noise, data, variances)
+
+
+def _at(process: Process | None, first: Half, rest: Half) -> tuple[Array, Array]:
+    """What a process says of points, or what is typical before there is any launch."""
+    return process.at(first, rest) if process else (first.typical, np.full(len(first.codes), _UNKNOWN))
+
+
+def _mean(process: Process | None, first: Half, rest: Half) -> Array:
+    return process.mean(first, rest) if process else np.repeat(first.typical[:, None], len(rest.codes), axis=1)
+
+
+def _placed(launch: Launch, candidates: Candidates) -> Launch | None:
+    """An earlier study's launch without the factors that depend on a value which is not searched here."""
+    if not launch.earlier:
+        return launch
+    strange = [name for name, values in candidates.levels.items() if not among(launch.params.get(name), values)]
+    accept = None if any(not is_nccl(name) for name in strange) else launch.accept
+    return replace(launch, accept=accept, cycle=None if strange else launch.cycle)
 
 
 def _plain(half: Half) -> Half:

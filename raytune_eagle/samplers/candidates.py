@@ -150,6 +150,11 @@ def _holds(point: Params) -> bool:
     return bool(steps < tokens <= 1 + topk + (steps - 1) * topk**2)
 
 
+def among(value: Any, values: Sequence[Any]) -> bool:
+    """Membership that does not take True for 1."""
+    return any(type(value) is type(one) and value == one for one in values)
+
+
 def shapes(points: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
     """Steps, topk and tokens, a row each; what is not searched is 1, a chain."""
     rows = []

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
 from raytune_eagle.samplers.candidates import Params
-from raytune_eagle.samplers.process import Array, Data
+from raytune_eagle.samplers.kernels import Array
+from raytune_eagle.samplers.process import Data
 
 FIGURES = "figures"
 """User attribute: what a launch measured, a mapping per concurrency with ``accept_len``, ``cycle_ms`` and, where known,
@@ -74,14 +75,20 @@ def _launch(trial: FrozenTrial) -> Launch:
     if running or trial.state != TrialState.COMPLETE or not figures:
         failed = not running and trial.state != TrialState.COMPLETE
         return Launch(params, running=running, failed=failed, seconds=trial.user_attrs.get(SECONDS))
+    launch = measured(params, figures)
+    return replace(
+        launch, seconds=trial.user_attrs.get(SECONDS), violation=max(trial.constraints.values(), default=None)
+    )
+
+
+def measured(params: Params, figures: Sequence[Mapping[str, Any]]) -> Launch:
+    """Build a launch from its figures, a mapping per concurrency as in `FIGURES`."""
     return Launch(
         params,
         accept=_mean_log(one.get("accept_len") or 1.0 for one in figures),
         cycle=_mean_log(one["cycle_ms"] for one in figures),
         first=math.fsum((one.get("first_ms") or 0.0) / one["cycle_ms"] for one in figures) / len(figures),
         reached=_reached([one.get("accept_histogram") or () for one in figures]),
-        seconds=trial.user_attrs.get(SECONDS),
-        violation=max(trial.constraints.values(), default=None),
     )
 
 

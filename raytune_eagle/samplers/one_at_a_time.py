@@ -11,6 +11,8 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from raytune_eagle.samplers.candidates import among
+
 Params = dict[str, Any]
 
 
@@ -54,7 +56,7 @@ class OneAtATimeSampler(BaseSampler):
     ) -> Any:
         """The chosen point's value, else the first (before the first launch) or a random one."""
         point, values = self._chosen.get(trial.number), _values(param_distribution)
-        if point is not None and param_name in point and _among(point[param_name], values):
+        if point is not None and param_name in point and among(point[param_name], values):
             return point[param_name]
         if point is not None and values and trial.number == 0:
             return values[0]
@@ -112,10 +114,6 @@ def _values(distribution: BaseDistribution) -> tuple[Any, ...]:
     if isinstance(distribution, IntDistribution):
         return tuple(range(distribution.low, distribution.high + 1, distribution.step))
     return ()
-
-
-def _among(value: Any, values: Sequence[Any]) -> bool:
-    return any(type(value) is type(one) and value == one for one in values)
 
 
 def _key(params: Mapping[str, Any]) -> tuple[Any, ...]:

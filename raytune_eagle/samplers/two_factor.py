@@ -8,7 +8,8 @@ improvement per node-second, weighed with its chances to run and to keep the con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +22,16 @@ from scipy.stats import norm
 
 from raytune_eagle.samplers import observed
 from raytune_eagle.samplers.belief import Belief, Encoders, Pair, take
-from raytune_eagle.samplers.candidates import Block, Candidates, CannotPlaceError, Params, from_distributions
+from raytune_eagle.samplers.candidates import (
+    Block,
+    Candidates,
+    CannotPlaceError,
+    Params,
+    among,
+    from_distributions,
+)
+from raytune_eagle.samplers.kernels import Array
 from raytune_eagle.samplers.observed import Launch
-from raytune_eagle.samplers.process import Array
 
 _logger = optuna.logging.get_logger(__name__)
 _SHORTLIST = 600
@@ -71,7 +79,7 @@ class TwoFactorSampler(BaseSampler):
     def __init__(
         self, candidates: Candidates | None = None, seed: int | None = None, earlier: Sequence[Launch] = ()
     ) -> None:
-        self._given, self._rng, self._earlier = candidates, np.random.default_rng(seed), tuple(earlier)
+        self._given, self._rng, self._earlier = candidates, np.random.default_rng(seed), list(earlier)
         self._random = RandomSampler(seed=seed)
         self._tpe = TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._found: dict[str, BaseDistribution] = {}
@@ -143,6 +151,10 @@ class TwoFactorSampler(BaseSampler):
         belief = self.belief(study)
         found = [one for block in candidates.blocks for one in self._rank(block, belief, _seen(study, block), count)]
         return sorted(found, key=lambda choice: -choice.score)[:count]
+
+    def learn_from(self, launches: Iterable[Launch]) -> None:
+        """Take launches of other studies, which know one factor or both; those of values not searched are left out."""
+        self._earlier += [replace(launch, earlier=True) for launch in launches]
 
     def best_choice(self, study: optuna.Study) -> Choice | None:
         """The best point to launch next; None while there is too little to judge by, or nothing is left."""
@@ -256,5 +268,5 @@ def _seen(study: optuna.Study, block: Block) -> set[tuple[int, int]]:
 
 def _contains(distribution: BaseDistribution, value: Any) -> bool:
     if isinstance(distribution, CategoricalDistribution):
-        return any(type(value) is type(choice) and value == choice for choice in distribution.choices)
+        return among(value, distribution.choices)
     return isinstance(distribution, IntDistribution) and isinstance(value, int) and distribution._contains(value)  # noqa: SLF001 - as Optuna's samplers ask
