@@ -23,8 +23,8 @@ _POINTS_PER_LAUNCH = 10
 """A space of fewer points than ten for each launch of exploring is explored less."""
 _HOPE = 0.5
 """Power of its expected speed that a point's uncertainty counts with while exploring."""
-_LATEST = 200
-"""Launches that costs and constraints are learned from."""
+_LATEST = 250
+"""Launches that failures, costs and constraints are learned from."""
 _NOISE = 1e-4
 """Prior variance between launches of one point, of both logarithms."""
 
@@ -262,9 +262,9 @@ class Belief:
 
     @cached_property
     def _failing(self) -> Process | None:
-        if not any(launch.failed for launch in self._ended):
+        if not any(launch.failed for launch in self._ended[-_LATEST:]):
             return None
-        return self._fixed(observed.failure_data(self._ended), 5.0, 0.05)
+        return self._fixed(observed.failure_data(self._ended[-_LATEST:]), 5.0, 0.05)
 
     def _fixed(self, data: Data, scale: float, noise: float) -> Process:
         parts = _few_parts(*self._columns, scale)

@@ -67,8 +67,7 @@ class Encoder:
 
     def grams(self, one: Half, other: Half, half: int) -> Grams:
         """Covariances between points, by the name of what they share."""
-        likeness = {name: self._likeness[name] for name in self._columns[half]}
-        return Grams(one, other, likeness)
+        return Grams(one, other, {name: self._likeness[name] for name in self._columns[half]})
 
 
 class Grams:

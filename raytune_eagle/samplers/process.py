@@ -18,7 +18,7 @@ from scipy.linalg import cho_solve, solve_triangular
 from scipy.optimize import minimize
 
 from raytune_eagle.samplers.candidates import Params
-from raytune_eagle.samplers.kernels import Array, Encoder, Half
+from raytune_eagle.samplers.kernels import Array, Encoder, Grams, Half
 
 _FIT_POINTS = 120
 """Observations that variances are learned from; more would change little and cost seconds."""
@@ -60,6 +60,7 @@ class Process:
         self, encoder: Encoder, parts: Sequence[Part], noise: float, data: Data, variances: Array | None = None
     ) -> None:
         self._encoder, self.parts = encoder, tuple(parts)
+        self._grams: dict[tuple[int, int], tuple[Half, Grams]] = {}  # with the half, so that its id stays its own
         self._halves = tuple(encoder.encode(data.points, half) for half in (0, 1))
         self._prior = np.log([*(part.variance for part in parts), noise])
         beyond = data.values - self._halves[0].typical
@@ -85,8 +86,8 @@ class Process:
     def mean(self, first: Half, rest: Half) -> Array:
         """Posterior mean of every `first` with every `rest`: a row for each of `first`."""
         total = np.repeat(self._mean + first.typical[:, None], len(rest.codes), axis=1)
-        one = self._encoder.grams(first, self._halves[0], 0)
-        other, count = self._encoder.grams(rest, self._halves[1], 1), len(self._weights)
+        one = self._with_data(first, 0)
+        other, count = self._with_data(rest, 1), len(self._weights)
         alone: list[Array | float] = [0.0, 0.0]
         for (a, b), variance in self._terms():
             if b == "one":
@@ -122,10 +123,17 @@ class Process:
         means, left = first.typical + across @ self._weights, prior - reduced.T @ reduced
         return float(means[0] - means[1]), max(0.0, float(left[0, 0] + left[1, 1] - 2 * left[0, 1]))
 
+    def _with_data(self, half: Half, which: int) -> Grams:
+        """Kept, since a grid's mean and its variances ask for the same."""
+        known = self._grams.get((which, id(half)))
+        if known is None:
+            known = self._grams[which, id(half)] = half, self._encoder.grams(half, self._halves[which], which)
+        return known[1]
+
     def _covariance(self, first: Half, rest: Half) -> Array:
         """Of points given by their two halves with the data, a row for each point."""
-        one = self._encoder.grams(first, self._halves[0], 0)
-        other = self._encoder.grams(rest, self._halves[1], 1)
+        one = self._with_data(first, 0)
+        other = self._with_data(rest, 1)
         total = np.zeros((len(first.codes), len(self._halves[0].codes)))
         for (a, b), variance in self._terms():
             total += variance * one[a] * other[b]
