@@ -16,7 +16,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.util import find_spec
 from pathlib import Path
@@ -290,9 +290,12 @@ def _replay_one(
 
 
 # ---------------------------------------------------------------------------------------------------------------- table
-def tasks(methods: list[str], surfaces: int, cap: int) -> list[Task]:
+KINDS = (("plain", 1), ("plain", NODES), ("misspecified", 1), ("failing", 1))
+"""Surfaces and nodes of the table."""
+
+
+def tasks(methods: list[str], surfaces: int, cap: int, settings: Sequence[tuple[str, int]] = KINDS) -> list[Task]:
     """Every search of the table, long ones first."""
-    settings = [("plain", 1), ("plain", NODES), ("misspecified", 1), ("failing", 1)]
     found = [Task(m, kind, nodes, seed, cap) for kind, nodes in settings for m in methods for seed in range(surfaces)]
     return sorted(found, key=lambda task: (not task.method.startswith("gp"), task.seed))
 
@@ -360,6 +363,8 @@ def main() -> None:
     options.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options.add_argument("--out", type=Path, default=Path("search-benchmark.jsonl"))
     options.add_argument("--methods", default=",".join(METHODS), help="comma-separated")
+    kinds = ",".join(f"{kind}:{nodes}" for kind, nodes in KINDS)
+    options.add_argument("--kinds", default=kinds, help="KIND:NODES, comma-separated")
     options.add_argument("--table", type=Path, help="SpecBundle CSV for the replay")
     options.add_argument("--quick", action="store_true", help="2 surfaces, 30 launches, no Optuna GP: a look")
     given = options.parse_args()
@@ -375,7 +380,8 @@ def main() -> None:
         given.out = Path(os.devnull)
         print("NOT RUN: gp (left out by --quick); 30 launches at most, so the figures below are no result")
     print(f"seeds 0 to {surfaces - 1} of each kind; {len(SHAPES)} shapes x {len(SETTINGS)} settings")
-    rows = results(tasks(methods, surfaces, cap), given.out, given.jobs)
+    settings = [(kind, int(nodes)) for kind, _, nodes in (word.partition(":") for word in given.kinds.split(","))]
+    rows = results(tasks(methods, surfaces, cap, settings), given.out, given.jobs)
     print(*table(rows), sep="\n")
     regrets = replay(given.table, 3 if given.quick else 10) if given.table else {}
     for name, (two, three) in regrets.items():

@@ -17,7 +17,7 @@ from raytune_eagle.samplers.kernels import Array, Encoder, Half
 from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.samplers.process import Data, Part, Process
 
-_EXPLORED = 5
+_EXPLORED = 3
 """Measured launches before improvement is asked for; until then the least known point that is not hopeless."""
 _POINTS_PER_LAUNCH = 10
 """A space of fewer points than ten for each launch of exploring is explored less."""

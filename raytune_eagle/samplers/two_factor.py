@@ -38,6 +38,8 @@ _SHORTLIST = 600
 """Points whose uncertainty is computed exactly in one ask."""
 _MOST_REST = 4000
 """Second halves looked at in one ask; of more, a new random part each time."""
+_JUDGED = 8
+"""Measured launches before a gain is told that a study may be ended by."""
 _OFTEN = 30
 """Measured launches up to which variances are learned again after each; later after each tenth more."""
 
@@ -159,7 +161,8 @@ class TwoFactorSampler(BaseSampler):
     def best_choice(self, study: optuna.Study) -> Choice | None:
         """The best point to launch next; None while there is too little to judge by, or nothing is left."""
         try:
-            if self.belief(study).exploring:
+            belief = self.belief(study)
+            if belief.exploring or len(belief.done) < min(_JUDGED, len(self._space(study) or ())):
                 return None
             return next(iter(self.choices(study, 1)), None)
         except CannotPlaceError:
