@@ -28,8 +28,8 @@ from raytune_eagle.fit import check_models, flag_findings
 from raytune_eagle.model import Workload
 from raytune_eagle.nodes import local_ray
 from raytune_eagle.rules import Assumptions
-from raytune_eagle.space import assumed
 from raytune_eagle.simulation import PREFIX
+from raytune_eagle.space import assumed
 from raytune_eagle.spec import Spec, values
 from raytune_eagle.weights import Checkpoint
 

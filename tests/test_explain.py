@@ -21,7 +21,7 @@ from raytune_eagle.workload import load_prompts
 
 SPEC = """
 name: learned
-engine: {model: /m, draft: /d/golden, args: {tp-size: 8}}
+engine: {model: /m, draft: /d/golden, args: {tp-size: 8, disable-custom-all-reduce: true}}
 space:
   speculative: {num_steps: {int: [1, 8]}, eagle_topk: [1, 2], num_draft_tokens: {int: [2, 16]}}
   nccl: {NCCL_PROTO: [null, Simple, LL], NCCL_ALGO: [null, Ring]}

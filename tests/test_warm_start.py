@@ -1,5 +1,6 @@
 """`--warm-start`: what holds of an earlier study is taken, what does not is left out, and nothing at all is refused."""
 
+import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -18,7 +19,7 @@ from raytune_eagle.workload import load_prompts
 
 SPEC = {
     "name": "before",
-    "engine": {"model": "/m", "draft": "/d/golden", "args": {"tp-size": 8}},
+    "engine": {"model": "/m", "draft": "/d/golden", "args": {"tp-size": 8, "disable-custom-all-reduce": True}},
     "workload": {"prompts": "builtin:tiny"},
     "space": {
         "speculative": {"num_steps": {"int": [1, 8]}, "eagle_topk": [1, 2], "num_draft_tokens": {"int": [2, 16]}},
@@ -83,7 +84,10 @@ def test_what_drafts_accept_is_left_out(folder, change):
 
 def test_cycle_times_of_other_machines_are_left_out(folder):
     """On other hardware accept_len holds still; so it does under other server settings that change no token."""
-    for space, hardware in ((made(), {"8x NVIDIA H200"}), (made(engine__args={"tp-size": 4}), HARDWARE)):
+    for space, hardware in (
+        (made(), {"8x NVIDIA H200"}),
+        (made(engine__args={"tp-size": 4, "disable-custom-all-reduce": True}), HARDWARE),
+    ):
         found = source(folder).launches(*space, hardware)
         assert all(one.accept is not None and one.cycle is None for one in found)
 
@@ -91,7 +95,10 @@ def test_cycle_times_of_other_machines_are_left_out(folder):
 def test_nothing_in_common_is_refused(folder):
     """Another model, or a flag that changes both: refused with reasons; so is a path without a study."""
     with pytest.raises(SpecError, match=r"accept_len: another dtype; cycle times: another dtype"):
-        warm_start.read([f"{folder}/study=before"], *made(engine__args={"tp-size": 8, "dtype": "float16"}))
+        warm_start.read(
+            [f"{folder}/study=before"],
+            *made(engine__args={"tp-size": 8, "disable-custom-all-reduce": True, "dtype": "float16"}),
+        )
     with pytest.raises(SpecError, match=r"accept_len: another model \(/m\); cycle times: another model \(/m\)"):
         warm_start.read([f"{folder}/study=before"], *made(engine__model="/other"))
     with pytest.raises(SpecError, match="no study there: give its folder"):
@@ -99,9 +106,9 @@ def test_nothing_in_common_is_refused(folder):
 
 
 def test_it_helps(folder):
-    """With accept_lens alone the first five launches of a study on other hardware come nearer to the best."""
+    """With accept_lens alone the first five launches of a study on other hardware are faster in the mean."""
     space, workload = made(budget__trials=5, search__seed=3)
-    best = {}
+    means = {}
     for warm in (False, True):
         store = ParquetStore(str(folder / f"warm-{warm}"))
         store.declare("after", {d.column: d.kind for d in space.dimensions})
@@ -109,8 +116,8 @@ def test_it_helps(folder):
         if warm:
             study.learn_from(source(folder).launches(space, workload, {"other"}))
         study.run(fleet(space.spec, "simulated:kimi-k25", 1))
-        best[warm] = max(r.outcome.measurements[0].output_throughput for r in study.trials)
-    assert best[True] >= best[False]
+        means[warm] = np.mean([r.outcome.measurements[0].output_throughput for r in study.trials])
+    assert means[True] > means[False]
 
 
 def test_what_it_takes_is_right(folder):
