@@ -43,6 +43,11 @@ _FILE_WIDTH = 120
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 _results = click.option("--results", default="results", show_default=True, help="Folder or pyarrow.fs URI of records.")
 _CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
+_WARM = "Also learn from this study: accept_len of the same draft and workload, cycle times of the same hardware."
+_SIMULATED = (
+    " simulated:WHAT launches nothing: a cost model in virtual time (kimi-k25, kimi-k25:golden), a table (FILE.csv) or "
+    "the records of a study (results/study=NAME)."
+)
 
 
 class _Group(click.Group):
@@ -78,19 +83,30 @@ def main() -> None:
 @click.option("--study", help="Name of the study; default: the spec's.")
 @click.option("--trials", type=click.IntRange(min=1), help="Launches in all; default: the spec's budget.")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Start no launch after so many hours.")
-@click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
+@click.option(
+    "--cluster",
+    "where",
+    default="local",
+    show_default=True,
+    metavar="local|auto|ADDRESS|simulated:WHAT",
+    help=_CLUSTER + _SIMULATED,
+)
+@click.option(
+    "--nodes", type=int, default=1, show_default=True, help="Nodes, with `local` (of this machine) or simulated."
+)
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
 @click.option("--detach", is_flag=True, help="As a job of the cluster whose head this is; see status, logs, stop.")
+@click.option("--warm-start", "earlier", multiple=True, metavar="results/study=NAME", help=_WARM)
 @_results
 def run(spec_file: str, where: str, nodes: int, results: str, *, detach: bool, **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
     _end_on_signals()
+    earlier = changes.pop("earlier")
     spec = _changed(specfile.load(spec_file), changes)
     if detach:
         _detach(spec, where)
         return
-    records, console = _run(spec, results, where, nodes), _stdout()
+    records, console = _run(spec, results, where, nodes, earlier), _stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
     _say(shown.put_aside(ParquetStore(results).read_events(spec.name)))
@@ -113,10 +129,12 @@ def _detach(spec: Spec, where: str) -> None:
     _say([f"study {spec.name} runs as job {job}; raytune-eagle status, logs {spec.name}, stop {spec.name}"])
 
 
-def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
+def _run(spec: Spec, results: str, where: str, nodes: int, earlier: tuple[str, ...]) -> list[TrialRecord]:
     # Ray and Optuna take seconds to import, which no other command need wait for.
+    from raytune_eagle import warm_start  # noqa: PLC0415
     from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
     from raytune_eagle.doctor import refuse_results  # noqa: PLC0415
+    from raytune_eagle.simulation import refuse_mixture  # noqa: PLC0415
     from raytune_eagle.study import Study  # noqa: PLC0415
     from raytune_eagle.survey import survey  # noqa: PLC0415
 
@@ -125,22 +143,26 @@ def _run(spec: Spec, results: str, where: str, nodes: int) -> list[TrialRecord]:
         refuse_results(results)
     workload = _workload(spec, mistakes)
     store = ParquetStore(results)
+    refuse_mixture(store.read(spec.name), where)
     if workload and not mistakes.problems and (study := _spent(spec, workload, store)):
         return _nothing_left(study, console)
     if console.is_terminal:
         console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
-    held_out = _held_out(spec, workload) if workload else None
     space, notes = _understood(spec, survey(spec, workload, where, nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
     _say([*notes, *space.notes()])
+    sources = warm_start.read(earlier, space, workload)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
+        held_out = _held_out(spec, workload)
         study = Study(space, workload, _patient(store, space), shown.Progress(console), held_out=held_out)
         if study.done():
             return _nothing_left(study, console)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
+        if sources:
+            study.learn_from(warm_start.known(sources, space, workload, fleet))
         study.run(fleet)
     return study.records
 
@@ -280,6 +302,24 @@ def best(study: str, results: str, concurrency: int | None, form: str | None) ->
         _say([verdict(records, concurrency or 1)])
         sys.exit(_FAILED)
     click.echo(export(_pasteable(chosen.config), form), nl=False)
+
+
+@main.command()
+@click.argument("study")
+@_results
+def explain(study: str, results: str) -> None:
+    """Show what STUDY has learned: parts of a cycle, what drafts accept, what settings are worth, what to try next."""
+    from raytune_eagle.identity import spec_of  # noqa: PLC0415 - as in _run
+    from raytune_eagle.report.explain import Explanation, lines  # noqa: PLC0415
+
+    records = _records(results, study)
+    known = spec_of(ParquetStore(results).read_events(study))
+    if known is None:
+        raise SpecError(f"study {study!r} under {results} does not say what it searched: no study_started event")
+    if note := shown.simulated_from(records):
+        click.echo(note)
+    for line in lines(Explanation(known[0], records)):
+        click.echo(line)
 
 
 def _pasteable(config: Config) -> Config:

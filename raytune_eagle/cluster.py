@@ -24,6 +24,8 @@ from raytune_eagle.nodes import local_ray
 from raytune_eagle.nodes.owner import Setup
 from raytune_eagle.nodes.turns import FileTurns, FreeForAll
 from raytune_eagle.ports import Engine, Fleet
+from raytune_eagle.simulation import PREFIX
+from raytune_eagle.simulation import fleet as simulated_fleet
 from raytune_eagle.spec import Spec
 
 Listener = Callable[[Event], None]
@@ -39,15 +41,18 @@ def open_fleet(spec: Spec, where: str, nodes: int, on_event: Listener) -> Iterat
 
     Args:
         spec: its node and engine settings.
-        where: ``local`` starts a Ray here with `nodes` nodes; ``auto`` joins the one that runs; else its address.
-        nodes: how many local nodes.
+        where: ``local`` starts a Ray here with `nodes` nodes; ``auto`` joins the one that runs; ``simulated:…`` needs
+            none (see `raytune_eagle.simulation`); else its address.
+        nodes: how many local or simulated nodes.
         on_event: called with every event of a trial.
 
     Raises:
         SpecError: this machine cannot carry so many nodes.
         NodeError: Ray did not start, or cannot be reached.
     """
-    if where == LOCAL:
+    if where.startswith(PREFIX):
+        yield simulated_fleet(spec, where, nodes)
+    elif where == LOCAL:
         with local_ray_of(spec, nodes) as (address, folder):
             yield from _join(spec, address, _local_engines(spec, nodes, folder), folder, on_event)
     else:

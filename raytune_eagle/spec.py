@@ -30,7 +30,7 @@ from raytune_eagle.spec_values import (
 
 __all__ = ["IntRange", "Spec", "differences", "values"]
 
-Sampler = Literal["tpe", "gp", "random", "grid"]
+Sampler = Literal["two-factor", "tpe", "gp", "random", "grid", "one-at-a-time"]
 LowerIsBetter = Literal["ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p95_ms", "cycle_ms"]
 
 
@@ -224,6 +224,8 @@ def _cross_checks(spec: Spec) -> Iterator[str]:
     yield from (f"space.nccl.{name}: also fixed in engine.env; keep one" for name in both)
     both = sorted(set(spec.engine.args) & set(spec.space.args))
     yield from (f"space.args.{name}: also fixed in engine.args; keep one" for name in both)
+    if spec.search.stop_below is not None and spec.search.sampler != "two-factor":
+        yield f"search.stop_below: sampler {spec.search.sampler} knows no expected gain: write sampler: two-factor"
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

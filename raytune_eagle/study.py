@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from raytune_eagle import gates
@@ -19,6 +19,7 @@ from raytune_eagle.model import Completed, Config, Event, Failed, Job, Kind, Tri
 from raytune_eagle.outcomes import hopeless, in_words, same_text, speedup, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
 from raytune_eagle.reference import Reference
+from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.search import Proposal, Search
 from raytune_eagle.space import Space
 
@@ -82,7 +83,8 @@ class Study:
         self.space, self.spec, self.records = space, space.spec, list(store.read(space.spec.name))
         self._workload, self._held_out = workload, held_out or workload
         self._store, self._listener = store, listener
-        check_same(self.spec, workload, store.read_events(self.spec.name))
+        events = list(store.read_events(self.spec.name))
+        check_same(self.spec, workload, events)
         self._reference = Reference(())
         self._taken = {record.number for record in self.records}
         self._benches: dict[str, Bench] = {}
@@ -95,7 +97,8 @@ class Study:
         self._lost: dict[int, Task] = {}
         self._events: list[Event] = []
         self._lock = threading.Lock()
-        self._exhausted = False
+        self._exhausted = any(event.name == "search_stopped" for event in events)
+        self._told = self._exhausted
 
     # ------------------------------------------------------------------------------------------------- what is known
     @property
@@ -105,8 +108,12 @@ class Study:
 
     def done(self) -> bool:
         """Whether the budget of trials is used up, or every valid point was launched, and the best are confirmed."""
-        searched = len(self.trials) >= self.spec.budget.trials
+        searched = len(self.trials) >= self.spec.budget.trials or self._exhausted
         return (searched or len({r.key for r in self.trials}) >= self._reachable()) and self._confirming() is None
+
+    def learn_from(self, launches: Iterable[Launch]) -> None:
+        """Take what earlier studies know of this one's points; before `run`."""
+        self._search.learn_from(launches)
 
     def note(self, event: Event) -> None:
         """Take an event, from any thread."""
@@ -157,6 +164,7 @@ class Study:
                 continue
             task = self._next_confirm(node, bench, names) if self._searched(over=over) else self._next(node, names)
             if task is None:
+                self._say_why_stopped(fleet)
                 continue
             task.started_at = fleet.now()
             workload = self._held_out if task.kind == "confirm" else self._workload
@@ -221,6 +229,12 @@ class Study:
         rounds = confirm.rounds / max(1, min(confirm.rounds, len(fleet.nodes())))
         kept = seconds * rounds * (confirm.top + 2) if confirm.top else 0.0
         return fleet.now() - began >= hours - min(kept, hours / 2)
+
+    def _say_why_stopped(self, fleet: Fleet) -> None:
+        """Once, where the search ended by itself though budget is left; a later run does not begin again."""
+        if self._exhausted and not self._told and (why := self._search.stopped()):
+            self._told = True
+            self._say(fleet, "search_stopped", why)
 
     def _number(self) -> int:
         """The lowest number never used: one whose launch left no record is used again."""

@@ -1,6 +1,7 @@
 """The study loop, in virtual time: nothing launched twice, nothing lost, and it goes on where it stopped."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -124,7 +125,7 @@ def test_small_space_ends_by_itself():
     assert study.done()
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "gp"])
+@pytest.mark.parametrize("sampler", ["two-factor", "tpe", "random", "grid", "gp", "one-at-a-time"])
 def test_samplers(sampler):
     """Every sampler fills the budget with distinct points, failures among them, and finds more than plain decoding."""
 
@@ -414,3 +415,21 @@ def test_events_tell_the_story():
     for name in ("trial_started", "trial_done"):
         assert {e.number for e in store.events if e.name == name} == {r.number for r in store.records}
     assert SPEC  # the text that all of this came from
+
+
+def test_stops_when_nothing_is_worth_a_launch():
+    """With search.stop_below the search ends before its budget, says why and what it gives up, and stays ended."""
+    store = ListStore()
+    space = make_space(search={"sampler": "two-factor", "stop_below": 0.01}, budget__trials=100, confirm={"top": 0})
+    study = run(store, SimulatedFleet(["a", "b"], measured), space)
+    assert 5 <= len(study.trials) < 50
+    stopped = [event for event in store.events if event.name == "search_stopped"]
+    assert len(stopped) == 1
+    assert re.match(
+        r"the best next launch is expected to gain 0\.\d\d%, less than search\.stop_below \(1\.00%\); given up: .*"
+        r"num_steps=\d+, .*, which is faster than the best with a chance of \d+%",
+        stopped[0].detail,
+    )
+    best = max(r.outcome.measurements[0].output_throughput for r in study.trials)
+    assert best > 0.97 * max(surface(space.config(point)) for point in space.points())
+    assert Study(space, WORKLOAD, store).done()

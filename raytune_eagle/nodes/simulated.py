@@ -32,7 +32,7 @@ class SimulatedNode:
     """One node of a `SimulatedFleet`."""
 
     def __init__(self, name: str, fleet: SimulatedFleet) -> None:
-        self.name, self.facts = name, NodeFacts(hardware="simulated")
+        self.name, self.facts = name, fleet.facts
         self._fleet = fleet
 
     def submit(self, job: Job) -> Pending:
@@ -47,10 +47,22 @@ class SimulatedFleet:
     """Nodes of these names that answer as `respond` says.
 
     `present` and `delivered_late` may be changed while a study runs.
+
+    Args:
+        names: of the nodes.
+        respond: what comes of a job.
+        start: of the clock, seconds since the epoch.
+        facts: of every node.
     """
 
-    def __init__(self, names: Collection[str], respond: Response, start: float = 0.0) -> None:
-        self.present = list(names)
+    def __init__(
+        self,
+        names: Collection[str],
+        respond: Response,
+        start: float = 0.0,
+        facts: NodeFacts = NodeFacts(hardware="simulated"),  # noqa: B008 - frozen
+    ) -> None:
+        self.present, self.facts = list(names), facts
         self.delivered_late: list[tuple[str, Job, Completed | Failed]] = []
         self._nodes = {name: SimulatedNode(name, self) for name in names}
         self._respond, self._now = respond, start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from raytune_eagle.model import Event, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard
 from raytune_eagle.reference import Reference
 from raytune_eagle.report.verdict import verdict, winner
+from raytune_eagle.simulation import simulated
 from raytune_eagle.space import GroupSize, Space
 
 _SHOWN = {
@@ -29,6 +31,7 @@ _SHOWN = {
     "node_back": "back",
     "node_lost": "lost",
     "dropped": "dropped",
+    "search_stopped": "stopped",
     "cpu": "note",
     "swept": "cleaned up",
 }
@@ -62,7 +65,10 @@ class Progress:
 
 
 def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> None:
-    """Leaderboard, verdict and winner for each concurrency."""
+    """Leaderboard, verdict and winner for each concurrency; simulated figures are called so before and after."""
+    note = simulated_from(records)
+    if note:
+        console.print(note, style="bold", soft_wrap=True, highlight=False)
     for concurrency in concurrencies:
         rows, again = leaderboard(records, concurrency), confirmed(records, concurrency)
         console.print(_board(rows[:_MOST_ROWS], f"concurrency {concurrency}"))
@@ -77,6 +83,21 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
         if best is not None:
             console.print("Launch command of the fastest:", style="bold")
             console.print(escape(best.config.command()), soft_wrap=True, highlight=False)
+    if note:
+        console.print(_virtual_time(records), soft_wrap=True, highlight=False)
+
+
+def simulated_from(records: Sequence[TrialRecord]) -> str:
+    """Say from what the figures were simulated; empty for measured ones."""
+    found = sorted({what for record in records if (what := simulated(record))})
+    return f"SIMULATED from {', '.join(found)}: no server ran, these are not measurements" if found else ""
+
+
+def _virtual_time(records: Sequence[TrialRecord]) -> str:
+    nodes = len({record.node for record in records})
+    began, ended = min(record.started_at for record in records), max(record.ended_at for record in records)
+    busy = math.fsum(record.ended_at - record.started_at for record in records) / 3600
+    return f"Simulated time: {(ended - began) / 3600:.1f} h on {nodes} node(s), {busy:.1f} node-hours of launches"
 
 
 def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[str]:
