@@ -3,8 +3,10 @@
 import time
 
 import pytest
+from lab.hosts import ROOT
 from lab.study_run import COMMAND, await_true
 
+SPEC_FILE = ROOT / "search_spaces" / "tiny_cpu.yaml"
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 
@@ -74,7 +76,7 @@ def test_token_is_asked_for(cluster):
     began = time.monotonic()
     done = cluster.head.shell(
         f"mkdir -p /tmp/other; echo {'0' * 64} > /tmp/other/token; export RAY_AUTH_TOKEN_PATH=/tmp/other/token; "
-        f"{COMMAND} doctor {cluster.lab.folder}/study-whole/spec.yaml --cluster {cluster.head.address}:6379",
+        f"{COMMAND} doctor {SPEC_FILE} --cluster {cluster.head.address}:6379",
         check=False,
         timeout=60,
     )
@@ -91,18 +93,14 @@ def test_token_is_asked_for(cluster):
 def test_address_where_no_head_is(cluster, address, why):
     """A wrong address: one line within 15 s, exit 1."""
     began = time.monotonic()
-    done = cluster.head.shell(
-        f"{COMMAND} doctor {cluster.lab.folder}/study-whole/spec.yaml --cluster {address}", check=False, timeout=60
-    )
+    done = cluster.head.shell(f"{COMMAND} doctor {SPEC_FILE} --cluster {address}", check=False, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert why in done.stderr
     assert time.monotonic() - began < 18
 
 
-def test_doctor_looks_at_every_node(cluster):
+def test_doctor_looks_at_every_node(study, cluster):
     """`doctor --cluster auto` answers for each host by name."""
-    done = cluster.head.shell(
-        f"{COMMAND} doctor {cluster.lab.folder}/study-whole/spec.yaml --cluster auto", check=False, timeout=120
-    )
+    done = cluster.head.shell(study("doctor", 3).words("doctor"), check=False, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert all(host.name in done.stdout for host in cluster.lab.hosts)
+    assert all(f"{host.name}\tok\t" in done.stdout for host in cluster.lab.hosts)
