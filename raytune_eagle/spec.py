@@ -160,7 +160,7 @@ class SpaceSpec(Written):
 class Search(Written):
     """How it looks."""
 
-    sampler: Sampler = "tpe"
+    sampler: Sampler = "two-factor"
     seed: Int = 0
     stop_below: Annotated[Float, Field(gt=0, lt=1)] | None = None
 

@@ -17,11 +17,11 @@ from raytune_eagle.samplers.kernels import Array, Encoder, Half
 from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.samplers.process import Data, Part, Process
 
-_EXPLORED = 3
+_EXPLORED = 4
 """Measured launches before improvement is asked for; until then the least known point that is not hopeless."""
 _POINTS_PER_LAUNCH = 10
 """A space of fewer points than ten for each launch of exploring is explored less."""
-_HOPE = 0.5
+_HOPE = 1.0
 """Power of its expected speed that a point's uncertainty counts with while exploring."""
 _LATEST = 250
 """Launches that failures, costs and constraints are learned from."""
