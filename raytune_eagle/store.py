@@ -12,7 +12,7 @@ import gzip
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -127,17 +127,16 @@ class ParquetStore:
         found = scan(self._files, _folder(study))
         yield from (each.what for each in found if isinstance(each.what, TrialRecord))
 
-    def read_brief(self, study: str, with_requests: Callable[[TrialRecord], bool]) -> list[TrialRecord]:
-        """As `read`, for thousands of trials: without their servers' arguments, and the requests only of some.
+    def read_brief(self, study: str) -> list[TrialRecord]:
+        """As `read`, for thousands of trials: without requests and without what the servers said of themselves."""
+        found = scan(self._files, _folder(study), brief=True)
+        return [each.what for each in found if isinstance(each.what, TrialRecord)]
 
-        Args:
-            study: its name.
-            with_requests: told each trial without its requests, whether to load them.
-        """
-        folder = _folder(study)
-        answers = Answers(self._files, folder)
-        brief = [each.what for each in scan(self._files, folder, brief=True) if isinstance(each.what, TrialRecord)]
-        return [answers.put_in(record) if with_requests(record) else record for record in brief]
+    def with_requests(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
+        """Trials of one study that `read_brief` gave, with their requests."""
+        chosen = list(records)
+        answers = Answers(self._files, _folder(chosen[0].study)) if chosen else None
+        return [answers.put_in(record) for record in chosen] if answers else []
 
     def compact(self, study: str) -> list[Compacted]:
         """One file in the place of many, in each table; readers find the old files or the new one, never both.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,8 +17,8 @@ from raytune_eagle.store_tables import is_compact, load, load_all, rows_by_trial
 
 _MOST_LOOKS = 5
 _TRIAL_FILE = re.compile(r"(\d{5,})-[0-9a-f]{12}\.parquet")
-_LEFT_OUT: Row = {"resolved_args": "{}", "env": {}, "versions": {}, "log_tail": None, "launch_command": ""}
-"""Columns that a brief reading passes over, and what stands for them; `env` and command are in config_json too."""
+_LEFT_OUT: Row = {"resolved_args": "{}", "env": {}, "launch_command": ""}
+"""Columns that a brief reading passes over, and what stands for them; the last two are in config_json too."""
 _BRIEF = [column.name for column in TABLES["trials"] if column.name not in _LEFT_OUT]
 
 
@@ -72,7 +73,7 @@ def scan(files: Files, study_folder: str, *, brief: bool = False) -> list[Found]
     Args:
         files: where they are.
         study_folder: ``study=NAME``.
-        brief: without requests, the server's arguments and versions; far quicker.
+        brief: without requests and the server's arguments; far quicker.
     """
     folders = [f"{study_folder}/trials", f"{study_folder}/requests"]
     for _ in range(_MOST_LOOKS):
@@ -86,10 +87,23 @@ def scan(files: Files, study_folder: str, *, brief: bool = False) -> list[Found]
 
 def _scan(files: Files, study_folder: str, names: Sequence[str], *, brief: bool) -> list[Found]:
     place, answers = f"{study_folder}/trials", None if brief else Answers(files, study_folder)
-    found: list[Found] = []
-    for name, table in load_all(files, "trials", place, names, _BRIEF if brief else None):
-        found += _trials(files.path(place, name), name, table, answers)
+    loaded = list(load_all(files, "trials", place, names, _BRIEF if brief else None))
+    found = [Found(number_of(name), files.path(place, name), told) for name, told in loaded if isinstance(told, str)]
+    for name, groups in _grouped([(name, table) for name, table in loaded if not isinstance(table, str)]):
+        found += _trials(files.path(place, name), name, groups, answers)
     return found
+
+
+def _grouped(loaded: Sequence[tuple[str, pa.Table]]) -> Iterator[tuple[str, dict[int, list[Row]]]]:
+    """Rows of each file by trial; all files turned into rows at once, which costs a quarter of one by one."""
+    if not loaded:
+        return
+    rows = iter(pa.concat_tables([table for _, table in loaded], promote_options="default").to_pylist())
+    for name, table in loaded:
+        groups: dict[int, list[Row]] = {}
+        for row in itertools.islice(rows, table.num_rows):
+            groups.setdefault(row["number"], []).append(row)
+        yield name, groups
 
 
 def _once(found: Found, seen: set[int]) -> Found:
@@ -101,11 +115,7 @@ def _once(found: Found, seen: set[int]) -> Found:
     return found
 
 
-def _trials(path: str, name: str, table: pa.Table | str, answers: Answers | None) -> Iterator[Found]:
-    if isinstance(table, str):
-        yield Found(number_of(name), path, table)
-        return
-    groups = rows_by_trial(table, "number")
+def _trials(path: str, name: str, groups: dict[int, list[Row]], answers: Answers | None) -> Iterator[Found]:
     if not groups or (not is_compact(name) and list(groups) != [number_of(name)]):
         yield Found(number_of(name), path, f"{path}: not a trial's file: its name and rows disagree")
         return
