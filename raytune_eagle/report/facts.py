@@ -11,7 +11,8 @@ from typing import Any
 
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model import Completed, Event, Failed, Measurement, TrialRecord
-from raytune_eagle.report.best import Interval, Row, gain, label, leaderboard, measurement, verdict, winner
+from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement
+from raytune_eagle.report.verdict import Sides, sides, verdict, winner
 from raytune_eagle.store import ParquetStore
 
 MEASURED = ("completed", "infeasible")
@@ -23,18 +24,25 @@ class Standing:
 
     Attributes:
         sentence: the verdict in words.
-        rows: of the leaderboard.
-        best: the fastest point that was searched; None when none has figures and keeps the limits.
-        over_plain: its throughput over plain decoding's; None where no node measured both.
+        rows: of the leaderboard, confirmations apart.
+        again: points that were launched again to confirm.
+        found: what the verdict is about; None when nothing that was searched has figures and keeps the limits.
+        launch: what to launch, plain decoding included; None for nothing.
         plain: mean figures of plain decoding on the nodes that measured it; None without any.
     """
 
     concurrency: int
     sentence: str
     rows: list[Row]
-    best: Row | None
-    over_plain: Interval | None
+    again: list[Row]
+    found: Sides | None
+    launch: Row | None
     plain: dict[str, float] | None
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest point that was searched."""
+        return self.found.best if self.found else None
 
 
 class Facts:
@@ -119,14 +127,13 @@ class Facts:
 
     def standing(self, concurrency: int) -> Standing:
         """What came out at a concurrency."""
-        best = winner(self.records, concurrency)
-        found = gain(self.records, best, concurrency) if best else None
         return Standing(
             concurrency=concurrency,
             sentence=verdict(self.records, concurrency),
             rows=leaderboard(self.records, concurrency),
-            best=best,
-            over_plain=found[0] if found else None,
+            again=confirmed(self.records, concurrency),
+            found=sides(self.records, concurrency),
+            launch=winner(self.records, concurrency),
             plain=_mean_figures(self._plain(concurrency)),
         )
 
@@ -151,7 +158,7 @@ def measurements(record: TrialRecord) -> Sequence[Measurement]:
 def _with_answers(records: Sequence[TrialRecord]) -> set[int]:
     """Launches whose requests a verdict compares: plain decoding, confirmations, and what is fastest anywhere."""
     levels = {figures.concurrency for record in records for figures in measurements(record)}
-    fastest = [found.key for level in levels if (found := winner(records, level))]
+    fastest = [found.best.key for level in levels if (found := sides(records, level))]
     return {r.number for r in records if r.kind != "trial" or r.key in fastest}
 
 

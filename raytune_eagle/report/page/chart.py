@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 Cell = str | int | float | bool | None
@@ -34,6 +34,8 @@ class Chart:
         data, layout: of Plotly; trace key ``launches`` (numbers) stands for their names as `text`.
         columns, rows: the table behind it.
         height: pixels.
+        legend: colours and what they mean, where Plotly has no legend for it.
+        wide: over the whole width of the page.
     """
 
     key: str
@@ -45,7 +47,8 @@ class Chart:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     height: int = 380
-    legend: Sequence[tuple[str, str]] = field(default=())
+    legend: Sequence[tuple[str, str]] = ()
+    wide: bool = False
 
     def payload(self) -> dict[str, Any]:
         """What its script needs, as plain JSON values."""
@@ -71,3 +74,37 @@ def short(value: Any) -> Any:
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with its title."""
     return {"title": {"text": title}, **more}
+
+
+Trace = dict[str, Any]
+RAMP = [[0, "@ramp0"], [0.5, "@ramp1"], [1, "@ramp2"]]
+"""Colours from little to much."""
+
+
+def scale(title: str) -> Trace:
+    """The legend of a ramp."""
+    return {"title": {"text": title}, "thickness": 12, "outlinewidth": 0}
+
+
+def dots(name: str, x: Sequence[Any], y: Sequence[Any], marker: Trace, hover: str, **more: Any) -> Trace:
+    """Points; `hover` is in Plotly's template language."""
+    points = {"type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "marker": {"size": 8, **marker}}
+    return {**points, "hovertemplate": f"{hover}<extra></extra>", **more}
+
+
+def bars(name: str, names: Sequence[str], values: Sequence[float], colour: str, hover: str, **more: Any) -> Trace:
+    """Upright bars; names are taken as they are."""
+    trace = {"type": "bar", "name": plain(name), "x": [plain(each) for each in names], "y": values}
+    return {**trace, "marker": {"color": colour}, "hovertemplate": f"{hover}<extra></extra>", **more}
+
+
+def lying(names: Sequence[str], values: Sequence[float], colour: str, digits: str, **more: Any) -> Trace:
+    """Bars that lie, with their values on them."""
+    trace = {"type": "bar", "orientation": "h", "x": values, "y": [plain(each) for each in names]}
+    texts = {"texttemplate": f"%{{x:{digits}}}", "hovertemplate": f"%{{y}}: %{{x:{digits}}}<extra></extra>"}
+    return {**trace, "marker": {"color": colour}, "textposition": "auto", **texts, **more}
+
+
+def height(rows: int) -> int:
+    """Pixels that so many lying bars need."""
+    return 110 + 34 * rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -51,7 +50,8 @@ def cycle_parts(launches: Sequence[tuple[Config, Measurement]]) -> CycleFit | No
     if rank < known.shape[1] or (found < 0).any() or not cycles.var():
         return None
     r2 = 1 - float((cycles - known @ found).var() / cycles.var())
-    return CycleFit(*(float(part) for part in found), launches=len(rows), r2=r2)
+    fixed, per_step, per_token = map(float, found)
+    return CycleFit(fixed, per_step, per_token, len(rows), r2)
 
 
 def importances(launches: Sequence[tuple[TrialRecord, float]]) -> dict[str, float]:
@@ -62,12 +62,7 @@ def importances(launches: Sequence[tuple[TrialRecord, float]]) -> dict[str, floa
     if len(launches) < _FEWEST or not names:
         return {}
     found = _evaluated(names, choices, launches)
-    whole = math.fsum(found.values())
-    return (
-        dict(sorted(((name, value / whole) for name, value in found.items()), key=lambda item: -item[1]))
-        if whole
-        else {}
-    )
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _choices(values: Sequence[Any]) -> list[str]:
