@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt requirements-cpu.txt Makefile
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "make: $(PYTHON) is not Python 3.11 or newer; install it or give PYTHON=…" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "torch==2.13.0"
-	$(PIP) --requirement requirements-cpu.txt --editable ".[report,gp,dev]"
+	$(PIP) --requirement requirements-cpu.txt --editable ".[gp,dev]"
 	$(PIP) --no-deps sglang==0.5.20 xgrammar==0.2.1 compressed-tensors==0.18.0
 	touch $@
 

@@ -17,23 +17,18 @@ import click
 from rich.console import Console
 
 from raytune_eagle import __version__, specfile
-from raytune_eagle.engines.launch import resolved
+from raytune_eagle.cli_results import COMMANDS, FAILED, results_option, say, stdout
 from raytune_eagle.errors import RaytuneEagleError, SpecError, StoreError
-from raytune_eagle.model import Config, Event, TrialRecord, Workload
+from raytune_eagle.live import Live
+from raytune_eagle.model import Event, TrialRecord, Workload
 from raytune_eagle.report import console as shown
-from raytune_eagle.report.export import FORMS as EXPORTS
-from raytune_eagle.report.export import export
-from raytune_eagle.report.query import Query
-from raytune_eagle.report.render import FORMS, render
-from raytune_eagle.report.verdict import verdict, winner
+from raytune_eagle.report.progress import Board, Json, Lines, Progress
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore, check_study_name
 from raytune_eagle.workload import held_out_prompts, load_prompts
 
-_FILE_WIDTH = 120
-_FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
-_results = click.option("--results", default="results", show_default=True, help="Folder or pyarrow.fs URI of records.")
+_BAD_INPUT, _INTERRUPTED = 2, 130
 _CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
 
 
@@ -44,19 +39,14 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except SpecError as exc:
-            _say(exc.problems)
+            say(exc.problems)
             ctx.exit(_BAD_INPUT)
         except RaytuneEagleError as exc:
-            _say([str(exc)])
-            ctx.exit(_FAILED)
+            say([str(exc)])
+            ctx.exit(FAILED)
         except KeyboardInterrupt:
-            _say(["interrupted; run the same command again to go on"])
+            say(["interrupted; run the same command again to go on"])
             ctx.exit(_INTERRUPTED)
-
-
-def _say(lines: tuple[str, ...] | list[str]) -> None:
-    for line in lines:
-        click.echo(f"raytune-eagle: {line}", err=True)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -73,41 +63,61 @@ def main() -> None:
 @click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
-@_results
-def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Events to stdout, one JSON object a line; the rest to stderr.")
+@results_option
+def run(spec_file: str, where: str, nodes: int, results: str, *, as_json: bool, **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
     _end_on_signals()
     space, workload = _space_and_workload(_changed(specfile.load(spec_file), changes))
-    records = _run(space, workload, results, where, nodes)
-    spec, console = space.spec, _stdout()
+    records = _run(space, workload, results, (where, nodes), _progress(space.spec, as_json=as_json))
+    spec, console = space.spec, Console(stderr=True) if as_json else stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
     if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
-        sys.exit(_FAILED)
+        sys.exit(FAILED)
 
 
-def _run(space: Space, workload: Workload, results: str, where: str, nodes: int) -> list[TrialRecord]:
+def _progress(spec: Spec, *, as_json: bool) -> Progress:
+    console = Console(stderr=True)
+    if as_json:
+        return Json(sys.stdout)
+    return Board(console, spec) if console.is_terminal else Lines(console)
+
+
+def _run(
+    space: Space, workload: Workload, results: str, place: tuple[str, int], progress: Progress
+) -> list[TrialRecord]:
     # Ray and Optuna take seconds to import, which no other command need wait for.
     from raytune_eagle.cluster import LOCAL, check_local, open_fleet  # noqa: PLC0415
     from raytune_eagle.doctor import refuse, refuse_results  # noqa: PLC0415
+    from raytune_eagle.nodes.steered import SteeredFleet  # noqa: PLC0415
     from raytune_eagle.study import Study  # noqa: PLC0415
 
-    spec, console = space.spec, Console(stderr=True)
+    spec, (where, nodes) = space.spec, place
     refuse_results(results)
     store = ParquetStore(results)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
-        study = Study(space, workload, store, shown.Progress(console), held_out=_held_out(spec, workload))
+        live = Live(results, spec.name)
+
+        def tell(event: Event) -> None:
+            live.say(event)
+            progress(event)
+
+        study = Study(space, workload, store, tell, held_out=_held_out(spec, workload))
+        progress.records = study.records
         if study.done():
-            console.print(f"study {spec.name} is done: {len(study.trials)} trials; nothing to launch")
+            click.echo(f"study {spec.name} is done: {len(study.trials)} trials; nothing to launch", err=True)
             return study.records
         if where == LOCAL:
             check_local(spec, nodes)
             refuse(spec, workload)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
-        study.run(fleet)
+        live.begin()
+        stack.enter_context(progress)
+        study.run(SteeredFleet(fleet, live.wishes, study.note, spec.name))
     return study.records
 
 
@@ -135,7 +145,7 @@ def _held_out(spec: Spec, workload: Workload) -> Workload:
     """What the end is confirmed with; the prompts of the search where none is held out."""
     prompts = held_out_prompts(spec.workload.prompts)
     if not prompts and spec.confirm.top:
-        _say([f"{spec.workload.prompts}: no prompt is held out, so the best are confirmed on those of the search"])
+        say([f"{spec.workload.prompts}: no prompt is held out, so the best are confirmed on those of the search"])
     return workload.model_copy(update={"prompts": prompts or workload.prompts})
 
 
@@ -153,7 +163,7 @@ def plan(spec_file: str, show: int) -> None:
 @click.argument("spec_file", metavar="SPEC.yaml")
 @click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
-@_results
+@results_option
 def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
     """Look for what would make SPEC.yaml fail, on every node, without a launch; exit 1 if anything would."""
     from raytune_eagle.doctor import examine  # noqa: PLC0415 - as in _run
@@ -162,65 +172,16 @@ def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
     found = examine(space.spec, workload, results, where, nodes)
     shown.findings(found, Console())
     if any(finding.level == "problem" for findings in found.values() for finding in findings):
-        sys.exit(_FAILED)
+        sys.exit(FAILED)
 
 
-@main.command()
-@click.argument("sql", required=False)
-@_results
-@click.option("--format", "form", type=click.Choice(list(FORMS)), default="table", show_default=True)
-@click.option("--schema", is_flag=True, help="List every column with type, unit and meaning instead.")
-def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
-    """Answer SQL over the views trials, requests, events and probes (read-only, DuckDB)."""
-    if (sql is None) != schema:
-        raise SpecError("query: give one SQL statement, or --schema")
-    asked = Query(results)
-    table = asked.schema() if sql is None else asked.run(sql)
-    _say(asked.warnings)
-    sys.stdout.buffer.write(render(table, form))
-
-
-@main.command()
-@click.argument("study")
-@_results
-@click.option("--concurrency", type=click.IntRange(min=1), help="Which winner; default: the first measured.")
-@click.option("--export", "form", type=click.Choice(EXPORTS), help="Print the launch alone.")
-def best(study: str, results: str, concurrency: int | None, form: str | None) -> None:
-    """Show the winner of STUDY with its interval against plain decoding, or export its launch."""
-    records = _records(results, study)
-    completed = [record.outcome for record in records if record.outcome.status == "completed"]
-    measured = sorted({figures.concurrency for outcome in completed for figures in outcome.measurements})
-    if concurrency is not None and concurrency not in measured:
-        raise SpecError(f"--concurrency {concurrency}: study {study!r} measured {', '.join(map(str, measured))}")
-    if form is None:
-        shown.summary(records, [concurrency] if concurrency else measured, _stdout())
-        return
-    chosen = winner(records, concurrency or measured[0]) if measured else None
-    if chosen is None:
-        _say([verdict(records, concurrency or 1)])
-        sys.exit(_FAILED)
-    click.echo(export(_pasteable(chosen.config), form), nl=False)
-
-
-def _pasteable(config: Config) -> Config:
-    """With paths for the built-in names, and for `python3` the interpreter of this environment, which served it."""
-    first, *rest = config.launcher
-    return resolved(config).model_copy(update={"launcher": (sys.executable if first == "python3" else first, *rest)})
-
-
-def _records(results: str, study: str) -> list[TrialRecord]:
-    store = ParquetStore(results)
-    records = list(store.read(study))
-    _say(store.problems(study))
-    if not records:
-        known = ", ".join(store.studies()) or "none"
-        raise SpecError(f"no study {study!r} under {results}; there are: {known}")
-    return records
+for _command in COMMANDS:
+    main.add_command(_command)
 
 
 @main.command()
 @click.option("--study", help="Of this study only; default: the one with the latest event.")
-@_results
+@results_option
 def nodes(study: str | None, results: str) -> None:
     """Show what each node of a study does, since when, and whether it is put aside."""
     store = ParquetStore(results)
@@ -228,12 +189,7 @@ def nodes(study: str | None, results: str) -> None:
     events: list[Event] = max(by_study.values(), key=lambda found: found[-1].at if found else 0.0, default=[])
     if not events:
         raise SpecError(f"no events under {results}: run a study first")
-    _stdout().print(shown.node_table(events))
-
-
-def _stdout() -> Console:
-    """As wide as the terminal; a file or pipe takes tables that need not be broken."""
-    return Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+    stdout().print(shown.node_table(events))
 
 
 def _end_on_signals() -> None:

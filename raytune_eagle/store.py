@@ -132,6 +132,10 @@ class ParquetStore:
         found = scan(self._files, _folder(study), brief=True)
         return [each.what for each in found if isinstance(each.what, TrialRecord)]
 
+    def count(self, study: str) -> int:
+        """Files in trials/ of a study."""
+        return len(self._files.names(f"{_folder(study)}/trials"))
+
     def with_requests(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
         """Trials of one study that `read_brief` gave, with their requests."""
         chosen = list(records)

@@ -99,8 +99,10 @@ def _records(made: Made):
 
 def _points(made: Made):
     """`trials` points, some launched again when there are more trials than points; the winner is among the first."""
-    grid = itertools.product(range(1, 11), (1, 2, 4, 8), (4, 8, 16, 24, 32, 48), (None, "Simple", "LL"))
-    points = [dict(zip(WINNER, values, strict=True)) for values in grid if values[1] > 1 or values[2] <= values[0] + 4]
+    grid = itertools.product(range(1, 11), (2, 4, 8), (4, 8, 16, 24, 32, 48), (None, "Simple", "LL"))
+    points = [dict(zip(WINNER, values, strict=True)) for values in grid]
+    chains = itertools.product(range(1, 11), (None, "Simple", "LL"))  # with topk 1 a tree is a chain
+    points += [dict(zip(WINNER, (steps, 1, steps + 1, proto), strict=True)) for steps, proto in chains]
     random.Random(made.seed).shuffle(points)
     points.insert(min(7, made.trials // 2), points.pop(points.index(WINNER)))
     return itertools.islice(itertools.cycle(points), made.trials)

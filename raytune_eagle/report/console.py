@@ -14,39 +14,13 @@ from raytune_eagle.findings import Finding
 from raytune_eagle.model import Event, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard
 from raytune_eagle.reference import Reference
+from raytune_eagle.report.outlook import node_states
 from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.space import GroupSize, Space
 
-_SHOWN = {
-    "trial_started": "launching",
-    "ready": "ready",
-    "retry": "starting once more",
-    "pass": "measuring",
-    "trial_done": "done",
-    "node_quarantined": "put aside",
-    "cpu": "note",
-    "swept": "cleaned up",
-}
 _MOST_ROWS = 15
 _OTHER_S = 120.0
 """Share of a launch that is not its start: warm-up, passes, stop. A guess for `plan`, told as one."""
-
-
-class Progress:
-    """Prints one line for each event that a person waits for; to stderr, so that stdout stays for results."""
-
-    def __init__(self, console: Console) -> None:
-        self._console, self._began, self._told = console, time.monotonic(), set[str]()
-
-    def __call__(self, event: Event) -> None:
-        """Print it, if it is of that kind."""
-        word = _SHOWN.get(event.name)
-        if word is None or (event.name == "cpu" and event.name in self._told):
-            return
-        self._told.add(event.name)
-        clock = time.strftime("%M:%S", time.gmtime(time.monotonic() - self._began))
-        where = f"{event.node or '-':>8} #{event.number if event.number is not None else '-':<3}"
-        self._console.print(f"{clock} {where} {word:<10} {escape(event.detail)}", highlight=False, soft_wrap=True)
 
 
 def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> None:
@@ -153,20 +127,15 @@ def _cost(space: Space) -> Iterator[str]:
     )
 
 
-_STATES = {"trial_started": "starting", "ready": "measuring", "trial_done": "idle", "node_quarantined": "put aside"}
-
-
 def node_table(events: Sequence[Event]) -> Table:
     """One line per node: what it does, since when."""
     table = Table(title=f"study {events[0].study}")
     for name in ("node", "state", "since", "launch", "detail"):
         table.add_column(name)
-    over = events[-1].name == "study_done"
-    latest = {event.node: event for event in events if event.node and event.name in _STATES}
-    for node, event in sorted(latest.items()):
-        since = time.strftime("%F %T", time.localtime(event.at))
-        state = "idle" if over else _STATES[event.name]
-        table.add_row(escape(node or ""), state, since, str(event.number), escape(event.detail))
+    for each in node_states(events):
+        since = time.strftime("%F %T", time.localtime(each.since))
+        number = "" if each.number is None else str(each.number)
+        table.add_row(escape(each.name), each.state, since, number, escape(each.detail))
     return table
 
 

@@ -49,23 +49,22 @@ class Facts:
     """One study, read once.
 
     Args:
-        results: folder or URI of records.
+        store: with a study of this name.
         study: its name.
 
     Raises:
-        SpecError: there is no such study.
+        SpecError: it has no trial yet.
 
     Attributes:
         records: all launches by number, brief, but with requests where a verdict needs them.
         events: of the study and its nodes, by time; those of single launches are in the records.
     """
 
-    def __init__(self, results: str, study: str) -> None:
+    def __init__(self, store: ParquetStore, study: str) -> None:
         self.study = study
-        store = ParquetStore(results)
-        brief = store.read_brief(study) if study in store.studies() else []
+        brief = store.read_brief(study)
         if not brief:
-            raise SpecError(f"no study {study!r} under {results}; there are: {', '.join(store.studies()) or 'none'}")
+            raise SpecError(f"study {study!r} has no trial yet")
         chosen = _with_answers(brief)
         full = {record.number: record for record in store.with_requests(r for r in brief if r.number in chosen)}
         self.records: list[TrialRecord] = [full.get(record.number, record) for record in brief]

@@ -60,6 +60,13 @@ class Query:
         self._files = open_files(results)
         self.warnings: list[str] = []
 
+    def studies(self) -> list[str]:
+        """Names of all studies, in order."""
+        return sorted(name.removeprefix("study=") for name in self._folders())
+
+    def _folders(self) -> list[str]:
+        return [name for name in self._files.entries("", folders=True) if name.startswith("study=")]
+
     def run(self, sql: str) -> pa.Table:
         """Answer one reading statement (SELECT, WITH, FROM, DESCRIBE, SHOW, SUMMARIZE, PIVOT, EXPLAIN).
 
@@ -122,8 +129,9 @@ class Query:
         return ds.FileSystemDataset(fragments, schema=schema, format=_FORMAT, filesystem=self._files.filesystem)
 
     def _open_all(self, table: str) -> list[_Found]:
-        studies = [name for name in self._files.entries("", folders=True) if name.startswith("study=")]
-        places = [(f"{study}/{table}", name) for study in studies for name in self._files.names(f"{study}/{table}")]
+        places = [
+            (f"{study}/{table}", name) for study in self._folders() for name in self._files.names(f"{study}/{table}")
+        ]
         if isinstance(self._files, LocalFiles):
             return [_open(self._files, table, *place) for place in places]
         with ThreadPoolExecutor(_READERS) as pool:

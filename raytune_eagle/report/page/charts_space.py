@@ -32,9 +32,7 @@ def maps(facts: Facts, level: int) -> Iterator[Chart]:
     rows = [(*place, len(cells[place]), best[place], length[place]) for place in sorted(cells)]
     about = "The fastest launch of each num_steps × eagle_topk, over all other settings."
     yield _map("speed-map", "Throughput by steps and topk", about, (best, TOK_S), rows)
-    about = (
-        "Mean accept_len of the same cells. Where it rises and throughput does not, steps cost more than they win."
-    )
+    about = "Mean accept_len of the same cells. Where it rises and throughput does not, steps cost more than they win."
     yield _map("length-map", "Accepted length by steps and topk", about, (length, "tokens"), rows)
 
 
