@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,6 +157,35 @@ def report(study: str, output: str | None, results: str) -> None:
 
 
 @click.command()
+@click.option("--study", help="Which one; default: the one with the latest event.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="On 127.0.0.1; 0: any.")
+@results_option
+def dashboard(study: str | None, port: int, results: str) -> None:
+    """Serve a live page on a study: nodes, trials, failures, logs; its buttons stop it or put nodes aside."""
+    from raytune_eagle.report.dashboard.server import Dashboard, serve  # noqa: PLC0415
+    from raytune_eagle.report.dashboard.watch import Watch  # noqa: PLC0415
+
+    store = ParquetStore(results)
+    chosen = study or max(store.studies(), key=lambda name: _last_event(store, name), default="")
+    if not chosen:
+        raise SpecError(f"no study under {results}: run one first")
+    _known(results, chosen)
+    token = secrets.token_urlsafe(16)
+
+    def ready(taken: int) -> None:
+        click.echo(f"http://127.0.0.1:{taken}/#token={token}")
+        say([f"live page of study {chosen}; Ctrl-C ends the page, not the study"])
+        sys.stdout.flush()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(Dashboard(Watch(results, chosen), token), port, ready))
+
+
+def _last_event(store: ParquetStore, study: str) -> float:
+    return max((event.at for event in store.read_events(study)), default=0.0)
+
+
+@click.command()
 @click.argument("study_a")
 @click.argument("study_b")
 @results_option
@@ -216,4 +248,4 @@ def export_optuna(url: str, studies: tuple[str, ...], results: str) -> None:
         click.echo(f"{study}: {count} trials")
 
 
-COMMANDS: Sequence[click.Command] = (query, best, report, compare, results_group, export_group)
+COMMANDS: Sequence[click.Command] = (query, best, report, dashboard, compare, results_group, export_group)

@@ -132,6 +132,11 @@ class ParquetStore:
         found = scan(self._files, _folder(study), brief=True)
         return [each.what for each in found if isinstance(each.what, TrialRecord)]
 
+    def listing(self, study: str) -> tuple[tuple[str, ...], ...]:
+        """Names of its files of trials and events: equal as long as nothing was added."""
+        folder = _folder(study)
+        return tuple(tuple(self._files.names(f"{folder}/{table}")) for table in ("trials", "events"))
+
     def count(self, study: str) -> int:
         """Files in trials/ of a study."""
         return len(self._files.names(f"{_folder(study)}/trials"))

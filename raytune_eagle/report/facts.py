@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from raytune_eagle.errors import SpecError
+from raytune_eagle.identity import STARTED
 from raytune_eagle.model import Completed, Event, Failed, Measurement, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement
 from raytune_eagle.report.verdict import Sides, sides, verdict, winner
@@ -72,9 +73,8 @@ class Facts:
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """As written when the study was first run; empty when that is not known."""
-        started = [event.detail for event in self.events if event.name == "study_started"]
-        return dict(json.loads(started[0])) if started else {}
+        """As of the latest run; empty when that is not known."""
+        return written_spec(self.events)
 
     @cached_property
     def concurrencies(self) -> list[int]:
@@ -146,7 +146,13 @@ class Facts:
         return _mean_figures([figures for figures in found if figures])
 
 
-_STUDY_EVENTS = {"study_started", "study_done", "node_quarantined", "node_lost"}
+_STUDY_EVENTS = {STARTED, "study_done", "node_quarantined", "node_lost"}
+
+
+def written_spec(events: Iterable[Event]) -> dict[str, Any]:
+    """The spec of a study's latest run, as plain JSON values; empty when that is not known."""
+    started = [event.detail for event in events if event.name == STARTED]
+    return dict(json.loads(started[-1])) if started else {}
 
 
 def measurements(record: TrialRecord) -> Sequence[Measurement]:
