@@ -50,6 +50,7 @@ class ParquetStore:
         self._files: Files = open_files(root, filesystem)
         self._declared: dict[str, dict[str, str]] = {}
         self._compacted: dict[str, set[int]] = {}
+        self._numbers: dict[str, set[int]] = {}
 
     @contextlib.contextmanager
     def lock(self, study: str) -> Iterator[None]:
@@ -99,6 +100,7 @@ class ParquetStore:
             if requests:
                 self._files.write_table(f"{folder}/requests", f"{stem}.parquet", requests_table(record))
             self._files.write_table(f"{folder}/trials", f"{stem}.parquet", table)  # last: makes it visible
+            self._numbers[f"{folder}/trials"].add(record.number)
         except StoreError:
             for part, name in (("trials", "parquet"), ("requests", "parquet"), ("logs", "log.gz")):
                 self._files.remove(f"{folder}/{part}", f"{stem}.{name}")
@@ -144,7 +146,8 @@ class ParquetStore:
     def with_requests(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
         """Trials of one study that `read_brief` gave, with their requests."""
         chosen = list(records)
-        answers = Answers(self._files, _folder(chosen[0].study)) if chosen else None
+        wanted = [record.number for record in chosen]
+        answers = Answers(self._files, _folder(chosen[0].study), wanted) if chosen else None
         return [answers.put_in(record) for record in chosen] if answers else []
 
     def compact(self, study: str) -> list[Compacted]:
@@ -200,11 +203,20 @@ class ParquetStore:
         return None
 
     def _refuse_duplicate(self, folder: str, number: int) -> None:
-        """A torn file is no trial: its number may be used again, or a study could never go on after one."""
+        """A torn file is no trial: its number may be used again, or a study could never go on after one.
+
+        The folder is listed for the first trial only, and for a number that is there: nobody else writes the study.
+        """
         place = f"{folder}/trials"
-        for name in self._files.names(place):
+        if number not in self._numbers.get(place, ()) and place in self._numbers:
+            return
+        names = self._files.names(place)
+        self._numbers[place] = {number_of(name) for name in names}
+        for name in names:
             sound = number_of(name) == number and not isinstance(load(self._files, "trials", place, name), str)
-            if sound or (is_compact(name) and number in self._numbers_in(place, name)):
+            many = self._numbers_in(place, name) if is_compact(name) else set()
+            self._numbers[place] |= many
+            if sound or number in many:
                 raise StoreError(f"{self._files.path(place, name)}: trial {number} is kept already")
 
     def _numbers_in(self, place: str, name: str) -> set[int]:

@@ -61,8 +61,10 @@ def load_all(
         yield from zip(names, pool.map(lambda name: load(files, table, folder, name, columns), names), strict=True)
 
 
-def rows_by_trial(table: pa.Table, column: str) -> dict[int, list[Row]]:
-    """Rows of each trial, in order."""
+def rows_by_trial(table: pa.Table, column: str, wanted: Sequence[int] | None = None) -> dict[int, list[Row]]:
+    """Rows of each trial, or of those wanted, in order."""
+    if wanted is not None:
+        table = table.filter(pc.is_in(table[column], value_set=pa.array(wanted, pa.int64())))
     groups: dict[int, list[Row]] = {}
     for row in table.to_pylist():
         groups.setdefault(row[column], []).append(row)

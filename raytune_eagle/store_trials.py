@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -37,10 +37,11 @@ def number_of(name: str) -> int:
 
 
 class Answers:
-    """The requests of trials, from the file of each or from compacted ones."""
+    """The requests of trials, from the file of each or from compacted ones; of `wanted` alone where it is given."""
 
-    def __init__(self, files: Files, study_folder: str) -> None:
+    def __init__(self, files: Files, study_folder: str, wanted: Iterable[int] | None = None) -> None:
         self._files, self._folder = files, f"{study_folder}/requests"
+        self._wanted = None if wanted is None else list(wanted)
         self._compacted: dict[int, list[Row]] | None = None
 
     def of(self, record_number: int, name: str, expected: int) -> tuple[list[Request], list[str]]:
@@ -63,7 +64,7 @@ class Answers:
             self._compacted = {}
             for name in filter(is_compact, self._files.names(self._folder)):
                 table = load(self._files, "requests", self._folder, name)
-                self._compacted |= {} if isinstance(table, str) else rows_by_trial(table, "trial")
+                self._compacted |= {} if isinstance(table, str) else rows_by_trial(table, "trial", self._wanted)
         return self._compacted
 
 

@@ -12,6 +12,8 @@ import math
 import random
 import sys
 
+import pyarrow as pa
+
 from raytune_eagle.model import (
     Completed,
     Config,
@@ -25,12 +27,17 @@ from raytune_eagle.model import (
     Speculative,
     TrialRecord,
 )
+from raytune_eagle.schema import table_schema
 from raytune_eagle.store import ParquetStore
+from raytune_eagle.store_files import open_files
+from raytune_eagle.store_rows import _common, _figures, events_table
 
 CATEGORIES = {"code": 1.25, "chat": 0.95, "arithmetic": 1.1, "summarising": 0.8}
 """How much faster than the mean each category is under speculation."""
 WINNER = {"num_steps": 5, "eagle_topk": 4, "num_draft_tokens": 16, "nccl_proto": "LL"}
 """The point that the cost model makes the fastest, at every concurrency."""
+BEGUN = 1_795_900_000.0
+"""When made studies begin, seconds since the epoch."""
 FAILURES = (
     ("tree_too_small", "graph_capture", "more draft tokens than the tree has: selected index k out of range"),
     ("oom_graph_capture", "graph_capture", "no room for the CUDA graphs: CUDA out of memory"),
@@ -63,7 +70,7 @@ def write(root: str, made: Made) -> list[TrialRecord]:
     """Keep the study under `root` and return its records (the requests of each go to the store only)."""
     store, kept = ParquetStore(root), []
     store.declare(made.study, {"num_steps": "int", "eagle_topk": "int", "num_draft_tokens": "int", "nccl_proto": "str"})
-    events = [Event(at=0.0, study=made.study, name="study_started", detail=json.dumps(_spec(made)))]
+    events = [Event(at=BEGUN, study=made.study, name="study_started", detail=json.dumps(_spec(made)))]
     for record in _records(made):
         store.append(record)
         kept.append(record.model_copy(update={"outcome": record.outcome.model_copy(update={"requests": ()})}))
@@ -71,6 +78,25 @@ def write(root: str, made: Made) -> list[TrialRecord]:
     events.append(Event(at=events[-1].at + 1, study=made.study, name="study_done", detail=f"{made.trials} trials"))
     store.append_events(made.study, events)
     return kept
+
+
+def write_compacted(root: str, made: Made) -> None:
+    """As `write` and then `compact` would leave it, in a tenth of the time: for studies of thousands."""
+    files, folder = open_files(root), f"study={made.study}"
+    parameters = {"num_steps": "int", "eagle_topk": "int", "num_draft_tokens": "int", "nccl_proto": "str"}
+    events = [Event(at=BEGUN, study=made.study, name="study_started", detail=json.dumps(_spec(made)))]
+    trials, requests, number = [], [], 0
+    for record in _records(made):
+        common, names = _common(record, parameters), {"study": made.study, "trial": record.number}
+        trials += [common | row for row in _figures(record)]
+        requests += [names | vars(request) for request in record.outcome.requests]
+        events += _events(record)
+        number = record.number
+    name = f"compact-00000-{number:05d}.parquet"
+    schema = table_schema("trials", parameters)
+    files.write_table(f"{folder}/trials", name, pa.Table.from_pylist(trials, schema=schema))
+    files.write_table(f"{folder}/requests", name, pa.Table.from_pylist(requests, schema=table_schema("requests")))
+    files.write_table(f"{folder}/events", "00000000000000000001-00000000.parquet", events_table(events))
 
 
 def _spec(made: Made) -> dict[str, object]:
@@ -85,7 +111,7 @@ def _spec(made: Made) -> dict[str, object]:
 
 def _records(made: Made):
     rng = random.Random(made.seed)
-    clocks = {f"node-{index}": 1000.0 + index * 7 for index in range(made.nodes)}
+    clocks = {f"node-{index}": BEGUN + index * 7 for index in range(made.nodes)}
     done, points, numbers = dict.fromkeys(clocks, 0), _points(made), itertools.count()
     baselines: dict[str, TrialRecord] = {}
     for point in points:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from raytune_eagle.model import Failed, Measurement, TrialRecord
+from raytune_eagle.model import Failed, Measurement, Speculative, TrialRecord
 from raytune_eagle.ranking import Row, label, measurement
 from raytune_eagle.report.facts import Facts, Standing
 from raytune_eagle.report.page.chart import RAMP, Cell, Chart, Column, Trace, axis, dots, plain, scale
 
 TOK_S = "tok/s"
 _MOST_SHOWN = 15
-_LONGEST = 34
+_LONGEST = 26
 _ROW_COLUMNS = (
     Column("configuration"),
     Column("status"),
@@ -94,7 +94,7 @@ def _name(row: Row) -> str:
 
 def _short(row: Row) -> str:
     """Fits beside an axis; unique by the number of its first launch."""
-    name = _name(row)
+    name = _name(row).removeprefix(f"{Speculative.ALGORITHM} ")
     return plain(f"{name if len(name) <= _LONGEST else name[: _LONGEST - 1] + '…'}  #{row.numbers[0]} ")
 
 
@@ -148,6 +148,7 @@ def progress(facts: Facts, level: int) -> Chart:
         },
         columns=(Column("launch", of_launch=True), *map(Column, ("kind", "status", "throughput, tok/s", "failure"))),
         rows=[_progress_row(record, level) for record in facts.records],
+        height=440,
     )
 
 

@@ -47,7 +47,7 @@ def _map(key: str, title: str, about: str, shown: tuple[Cells, str], rows: Seque
         "x": [str(step) for step in steps],
         "y": [str(topk) for topk in topks],
         "z": [[values.get((topk, step)) for step in steps] for topk in topks],
-        "texttemplate": "%{z:.4~s}" if few else "",
+        "texttemplate": "%{z:.3~s}" if few else "",
         "hovertemplate": f"num_steps %{{x}}, eagle_topk %{{y}}<br>%{{z:.5g}} {unit}<extra></extra>",
         "hoverongaps": False,
     }

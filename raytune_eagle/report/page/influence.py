@@ -83,8 +83,7 @@ def _evaluated(
         name: optuna.distributions.CategoricalDistribution(choices[name]) for name in names
     }
     study = optuna.create_study(direction="maximize")
-    for record, value in launches:
-        params = {name: _spelt(record.params.get(name)) for name in names}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
+    spelt = [({name: _spelt(record.params.get(name)) for name in names}, value) for record, value in launches]
+    study.add_trials([optuna.trial.create_trial(params=p, distributions=distributions, value=v) for p, v in spelt])
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))

@@ -2,14 +2,14 @@
 (() => {
   const DATA = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
-  const FEW = 200;
+  const FEW = 25;
 
   // ------------------------------------------------------------------------------------------------------- charts
   const colour = name => getComputedStyle(root).getPropertyValue("--" + name.slice(1)).trim();
 
   function resolve(value) {  // "@accent" -> the theme's colour; launches -> their names
     if (typeof value === "string") return /^@[a-z0-9]+$/.test(value) ? colour(value) : value;
-    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(resolve);
+    if (Array.isArray(value)) return value.every(item => typeof item === "number") ? value : value.map(resolve);
     if (value === null || typeof value !== "object") return value;
     const out = {};
     for (const [key, item] of Object.entries(value)) {

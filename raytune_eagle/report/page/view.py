@@ -157,16 +157,16 @@ def _strip(ratio: Interval) -> Markup:
     left, span = low - pad, high - low + 2 * pad
 
     def x(value: float) -> float:
-        return round(10 + 500 * min(max((value - left) / span, 0), 1), 1)
+        return round(10 + 380 * min(max((value - left) / span, 0), 1), 1)
 
     text = f"ratio {ratio.value:.2f}, 95 % interval {ratio.low:.2f} to {ratio.high:.2f}; 1 is plain decoding"
     ends = Markup("").join(
-        _mark(x(value), f"{value:.2f}") for value in (ratio.low, ratio.high) if x(value) not in (510, 10)
+        _mark(x(value), f"{value:.2f}") for value in (ratio.low, ratio.high) if x(value) not in (390, 10)
     )
     near = any(abs(x(1) - x(value)) < _LABEL_WIDTH for value in (ratio.low, ratio.high))
     return Markup(
-        '<svg class="strip" viewBox="0 0 520 62" role="img" aria-label="{}">'
-        '<line x1="10" x2="510" y1="26" y2="26" stroke="var(--line)" stroke-width="2"/>'
+        '<svg class="strip" viewBox="0 0 400 62" role="img" aria-label="{}">'
+        '<line x1="10" x2="390" y1="26" y2="26" stroke="var(--line)" stroke-width="2"/>'
         '<line x1="{}" x2="{}" y1="8" y2="44" stroke="var(--plain)" stroke-width="2" stroke-dasharray="4 3"/>'
         '<line x1="{}" x2="{}" y1="26" y2="26" stroke="var(--accent)" stroke-width="8" stroke-linecap="round"/>'
         '<circle cx="{}" cy="26" r="8" fill="var(--surface)" stroke="var(--accent)" stroke-width="4"/>{}{}</svg>'
@@ -174,5 +174,5 @@ def _strip(ratio: Interval) -> Markup:
 
 
 def _mark(x: float, text: str) -> Markup:
-    place = Markup('<text x="{}" y="60" text-anchor="middle" font-size="13" fill="var(--muted)">{}</text>')
-    return place.format(min(max(x, 18), 502), text)
+    place = Markup('<text x="{}" y="60" text-anchor="middle" font-size="14" fill="var(--muted)">{}</text>')
+    return place.format(min(max(x, 18), 382), text)
