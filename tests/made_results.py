@@ -171,12 +171,13 @@ def _record(made, number, node, clocks, point, rng, baseline) -> TrialRecord:
         outcome=outcome,
         speedup={m.concurrency: m.output_throughput / plain[m.concurrency] for m in measured if plain},
         matches_baseline={m.concurrency: rng.choice([1.0, 1.0, 1.0, 0.984]) for m in measured if plain},
-        violations=_violations(rng, point) if measured else (),
+        violations=_violations(number, point) if measured else (),
     )
 
 
-def _violations(rng, point: dict | None) -> tuple[str, ...]:
-    broken = point not in (None, WINNER) and rng.random() < 0.02
+def _violations(number: int, point: dict | None) -> tuple[str, ...]:
+    """One launch in 25 is past a limit."""
+    broken = point not in (None, WINNER) and number % 25 == 12
     return ("itl_p95_ms 48 > 40 at concurrency 8",) if broken else ()
 
 

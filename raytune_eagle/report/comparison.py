@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,8 +13,9 @@ from rich.table import Table
 
 from raytune_eagle.model import Completed, Event, TrialRecord
 from raytune_eagle.ranking import Row, label, leaderboard
+from raytune_eagle.report.facts import written_spec
 from raytune_eagle.report.verdict import ratio_of_intervals, winner
-from raytune_eagle.spec import Spec, differences
+from raytune_eagle.spec import differences
 from raytune_eagle.statistics import Interval
 
 Study = tuple[Sequence[TrialRecord], Sequence[Event]]
@@ -44,7 +46,7 @@ def what_differs(one: Study, other: Study) -> Iterator[str]:
         if first != second:
             yield f"differs: {name}: {first} / {second}"
     specs = [_spec(events) for events in (one[1], other[1])]
-    if specs[0] is not None and specs[1] is not None:
+    if all(specs):
         yield from (f"differs: {line}" for line in differences(specs[0], specs[1]))
 
 
@@ -56,12 +58,18 @@ def _version(records: Sequence[TrialRecord]) -> str:
     return ", ".join(sorted({record.outcome.server.version for record in records} - {""})) or "unknown"
 
 
-def _spec(events: Sequence[Event]) -> dict[str, object] | None:
-    started = next((event for event in events if event.name == "study_started"), None)
-    if started is None:
-        return None
-    tree = {key: value for key, value in json.loads(started.detail).items() if key in Spec.model_fields}
-    return {name: value for name, value in Spec.model_validate(tree).identity().items() if name != "name"}
+def _spec(events: Sequence[Event]) -> dict[str, Any]:
+    """Leaves of the spec, without what may differ between runs of one study; empty when it is not known."""
+    tree = {name: value for name, value in written_spec(events).items() if name not in ("name", "budget", "search")}
+    return dict(_leaves(tree))
+
+
+def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
 
 
 def _table(one: Sequence[TrialRecord], other: Sequence[TrialRecord], level: int) -> Table:
