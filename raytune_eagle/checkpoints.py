@@ -42,9 +42,59 @@ def check_draft(draft: str, target: str, demand: Demand | None = None, subject: 
         found = Checkpoint(draft)
     except UnreadableError as exc:
         return [problem(subject, str(exc))]
-    pair = Pair(found, _readable(target), demand or Demand())
+    pair = Pair(found, readable(target), demand or Demand())
     findings = [(problem if bad else warning)(subject, text) for bad, text in told(pair)]
     return [*_described(subject, found), *_whole(subject, found), *findings]
+
+
+_COMPATIBLE = {
+    "modelopt_fp8": ("modelopt",),
+    "modelopt_fp4": ("modelopt", "fp8"),
+    "modelopt_mixed": ("modelopt",),
+    "nvfp4_online": ("fp8", "modelopt_fp8"),
+    "petit_nvfp4": ("modelopt",),
+    "w8a8_int8": ("compressed-tensors",),
+    "w8a8_fp8": ("compressed-tensors",),
+    "auto-round-int8": ("compressed-tensors",),
+}
+"""--quantization that may be given for a checkpoint of another method (model_config.py 0.5.20:1757)."""
+
+_LEAST_ARCH = {"modelopt_fp8": 89, "w8a8_fp8": 89, "w4afp8": 90, "nvfp4_online": 100, "w8a8_int8": 75, "fp8": 80}
+"""Compute capability that a method needs (``get_min_capability``, layers/quantization 0.5.20)."""
+
+
+def check_quantisation(
+    target: str, given: str | None, known: tuple[str, ...] | None, arch: int | None
+) -> Iterator[Finding]:
+    """Does this SGLang know the target's quantisation, and do its GPUs?
+
+    Args:
+        target: its folder.
+        given: ``--quantization``.
+        known: what that flag takes in the SGLang that serves; None when that is not known.
+        arch: compute capability of the GPUs; None when there are none, or it is not known.
+    """
+    found = readable(target)
+    own = (found.quantisation or "").lower().replace("compressed_tensors", "compressed-tensors") if found else ""
+    method = given or own
+    if found is None or not method:
+        return
+    if known and method not in known and f"{method}_marlin" not in known:
+        said = f"{found.folder}: quantised as {method}, which this SGLang does not know: it knows {', '.join(known)}"
+        yield problem(TARGET, said)
+    elif given and own and not _suits(given, own):
+        said = f"{given}, but the target is quantised as {own}: leave the flag out"
+        yield problem("engine.args.quantization", said)
+    elif arch is not None and arch < (least := _LEAST_ARCH.get(method, 0)):
+        said = f"quantised as {method}, which needs GPUs of compute capability {least / 10}; these have {arch / 10}"
+        yield problem(TARGET, said)
+    else:
+        yield ok(TARGET, f"quantised as {method}, which this SGLang knows")
+
+
+def _suits(given: str, own: str) -> bool:
+    """Whether SGLang takes this flag for a checkpoint of that method: AWQ and GPTQ have Marlin forms, and moe_wna16."""
+    return given == own or given in {f"{own}_marlin", "moe_wna16"} or own in _COMPATIBLE.get(given, ())
 
 
 def _elsewhere(subject: str, name: str) -> Finding:
@@ -53,7 +103,8 @@ def _elsewhere(subject: str, name: str) -> Finding:
     )
 
 
-def _readable(target: str) -> Checkpoint | None:
+def readable(target: str) -> Checkpoint | None:
+    """The target's folder, where there is one that can be read."""
     try:
         return None if is_hub_id(target) else Checkpoint(target)
     except UnreadableError:

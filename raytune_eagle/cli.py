@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from raytune_eagle import __version__, specfile
 from raytune_eagle.cli_results import COMMANDS, FAILED, results_option, say, stdout
-from raytune_eagle.errors import RaytuneEagleError, SpecError, StoreError
+from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.live import Live
 from raytune_eagle.model import Event, TrialRecord, Workload
 from raytune_eagle.report import console as shown
@@ -27,6 +28,10 @@ from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore, check_study_name
 from raytune_eagle.workload import held_out_prompts, load_prompts
+
+if TYPE_CHECKING:
+    from raytune_eagle.study import Study
+    from raytune_eagle.survey import Survey
 
 _BAD_INPUT, _INTERRUPTED = 2, 130
 _CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
@@ -68,9 +73,9 @@ def main() -> None:
 def run(spec_file: str, where: str, nodes: int, results: str, *, as_json: bool, **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
     _end_on_signals()
-    space, workload = _space_and_workload(_changed(specfile.load(spec_file), changes))
-    records = _run(space, workload, results, (where, nodes), _progress(space.spec, as_json=as_json))
-    spec, console = space.spec, Console(stderr=True) if as_json else stdout()
+    spec = _changed(specfile.load(spec_file), changes)
+    records = _run(spec, results, (where, nodes), _progress(spec, as_json=as_json))
+    console = Console(stderr=True) if as_json else stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
     if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
@@ -84,41 +89,49 @@ def _progress(spec: Spec, *, as_json: bool) -> Progress:
     return Board(console, spec) if console.is_terminal else Lines(console)
 
 
-def _run(
-    space: Space, workload: Workload, results: str, place: tuple[str, int], progress: Progress
-) -> list[TrialRecord]:
+def _run(spec: Spec, results: str, place: tuple[str, int], progress: Progress) -> list[TrialRecord]:
     # Ray and Optuna take seconds to import, which no other command need wait for.
-    from raytune_eagle.cluster import LOCAL, check_local, open_fleet  # noqa: PLC0415
-    from raytune_eagle.doctor import refuse, refuse_results  # noqa: PLC0415
+    from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
+    from raytune_eagle.doctor import refuse_results  # noqa: PLC0415
     from raytune_eagle.nodes.steered import SteeredFleet  # noqa: PLC0415
     from raytune_eagle.study import Study  # noqa: PLC0415
+    from raytune_eagle.survey import survey  # noqa: PLC0415
 
-    spec, (where, nodes) = space.spec, place
-    refuse_results(results)
+    console, mistakes, (where, nodes) = Console(stderr=True), Mistakes(), place
+    with mistakes.noting():
+        refuse_results(results)
+    workload = _workload(spec, mistakes)
     store = ParquetStore(results)
+    if workload and not mistakes.problems and (study := _spent(spec, workload, store)):
+        return _nothing_left(study, console)
+    if console.is_terminal:
+        console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
+    held_out = _held_out(spec, workload) if workload else None
+    space, notes = _understood(spec, survey(spec, workload, where, nodes), mistakes)
+    assert workload is not None  # noqa: S101 - else there was a mistake
+    say([*notes, *space.notes()])
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
         live = Live(results, spec.name)
-
-        def tell(event: Event) -> None:
-            live.say(event)
-            progress(event)
-
-        study = Study(space, workload, store, tell, held_out=_held_out(spec, workload))
+        study = Study(space, workload, store, _both(live.say, progress), held_out=held_out)
         progress.records = study.records
         if study.done():
-            click.echo(f"study {spec.name} is done: {len(study.trials)} trials; nothing to launch", err=True)
-            return study.records
-        if where == LOCAL:
-            check_local(spec, nodes)
-            refuse(spec, workload)
+            return _nothing_left(study, console)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
         live.begin()
         stack.enter_context(progress)
         study.run(SteeredFleet(fleet, live.wishes, study.note, spec.name))
     return study.records
+
+
+def _both(one: Callable[[Event], None], other: Callable[[Event], None]) -> Callable[[Event], None]:
+    def tell(event: Event) -> None:
+        one(event)
+        other(event)
+
+    return tell
 
 
 def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
@@ -131,14 +144,44 @@ def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
     return specfile.parse(tree)
 
 
-def _space_and_workload(spec: Spec) -> tuple[Space, Workload]:
+def _workload(spec: Spec, mistakes: Mistakes) -> Workload | None:
+    with mistakes.noting():
+        try:
+            check_study_name(spec.name)
+        except StoreError as exc:
+            raise SpecError(f"name: {exc}") from exc
+    with mistakes.noting():
+        settings = spec.workload.model_dump(exclude={"prompts"})
+        return Workload(prompts=load_prompts(spec.workload.prompts), seed=spec.search.seed, **settings)
+    return None
+
+
+def _understood(spec: Spec, found: Survey, mistakes: Mistakes) -> tuple[Space, tuple[str, ...]]:
+    """The space that the nodes leave, and what is to be said of them; every mistake so far is told here."""
+    mistakes.problems += found.mistakes
+    space = None
+    with mistakes.noting():
+        space = Space(spec, found.facts)
+    mistakes.tell()
+    assert space is not None  # noqa: S101 - else there was a mistake
+    return space, found.notes
+
+
+def _spent(spec: Spec, workload: Workload, store: ParquetStore) -> Study | None:
+    """The study, if its budget is used up; whether any point is left only the nodes know. `SpecError`: see `Study`."""
+    from raytune_eagle.study import Study  # noqa: PLC0415 - as in _run
+
     try:
-        check_study_name(spec.name)
-    except StoreError as exc:
-        raise SpecError(f"name: {exc}") from exc
-    settings = spec.workload.model_dump(exclude={"prompts"})
-    prompts = load_prompts(spec.workload.prompts)
-    return Space(spec), Workload(prompts=prompts, seed=spec.search.seed, **settings)
+        space = Space(spec)
+    except SpecError:
+        return None  # told together with what the nodes say
+    study = Study(space, workload, store)
+    return study if len(study.trials) >= spec.budget.trials and study.done() else None
+
+
+def _nothing_left(study: Study, console: Console) -> list[TrialRecord]:
+    console.print(f"study {study.spec.name} is done: {len(study.trials)} trials; nothing to launch")
+    return study.records
 
 
 def _held_out(spec: Spec, workload: Workload) -> Workload:
@@ -154,7 +197,12 @@ def _held_out(spec: Spec, workload: Workload) -> Workload:
 @click.option("--show", type=click.IntRange(min=0), default=5, show_default=True, help="Launch commands to show.")
 def plan(spec_file: str, show: int) -> None:
     """Show what SPEC.yaml would launch, without launching: size, rules, commands, cost."""
-    space, _ = _space_and_workload(specfile.load(spec_file))
+    from raytune_eagle.survey import planned  # noqa: PLC0415 - as in _run
+
+    spec, mistakes = specfile.load(spec_file), Mistakes()
+    _workload(spec, mistakes)
+    space, notes = _understood(spec, planned(spec), mistakes)
+    say(notes)
     for line in shown.plan(space, show):
         click.echo(line)
 
@@ -168,8 +216,11 @@ def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
     """Look for what would make SPEC.yaml fail, on every node, without a launch; exit 1 if anything would."""
     from raytune_eagle.doctor import examine  # noqa: PLC0415 - as in _run
 
-    space, workload = _space_and_workload(specfile.load(spec_file))
-    found = examine(space.spec, workload, results, where, nodes)
+    spec, mistakes = specfile.load(spec_file), Mistakes()
+    workload = _workload(spec, mistakes)
+    mistakes.tell()
+    assert workload is not None  # noqa: S101 - else there was a mistake
+    found = examine(spec, workload, results, where, nodes)
     shown.findings(found, Console())
     if any(finding.level == "problem" for findings in found.values() for finding in findings):
         sys.exit(FAILED)
@@ -177,6 +228,47 @@ def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
 
 for _command in COMMANDS:
     main.add_command(_command)
+
+
+@main.command()
+@click.argument("url")
+@click.option(
+    "--workload", "prompts", default="builtin:mixed", show_default=True, help="Prompts: a file or builtin:NAME."
+)
+@click.option("--concurrency", default="1", show_default=True, help="Simultaneous streams; several as 1,8.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Tokens per answer.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--max-passes", type=click.IntRange(min=1), default=8, show_default=True, help="Passes over the prompts.")
+@click.option("--chat", is_flag=True, help="Send prompts as messages, in the model's chat template.")
+@click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the server's API key.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Form."
+)
+def bench(url: str, prompts: str, concurrency: str, api_key_env: str | None, form: str, **settings: Any) -> None:
+    """Measure the server at URL: SGLang, or any that speaks OpenAI's chat format."""
+    from raytune_eagle import bench as running  # noqa: PLC0415 - half a second of imports
+    from raytune_eagle.report.running import show_bench  # noqa: PLC0415
+
+    if api_key_env and api_key_env not in os.environ:
+        raise SpecError(f"--api-key-env {api_key_env}: no such variable in the environment; export it first")
+    levels, passes = _levels(concurrency), min(2, settings["max_passes"])
+    workload = Workload(prompts=load_prompts(prompts), concurrency=levels, min_passes=passes, **settings)
+    server = running.connect(url, os.environ[api_key_env] if api_key_env else "")
+    report = running.bench(server, workload, lambda name, detail: click.echo(f"{name}: {detail}", err=True))
+    if form == "json":
+        click.echo(report.model_dump_json(indent=2))
+    else:
+        title = f"{report.server} at {report.url}: {report.model}"
+        show_bench(title, (report.measurements, report.categories), report.gates, stdout())
+    if any(gate.verdict == "failed" for gate in report.gates):
+        sys.exit(FAILED)
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts) or len(set(parts)) < len(parts):
+        raise SpecError(f"--concurrency {text}: write numbers above 0, each once, for example 1,8")
+    return tuple(map(int, parts))
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""One streamed request to SGLang's ``/generate``, timed chunk by chunk.
+"""One streamed request, timed chunk by chunk.
 
 A chunk is not parsed when it comes: its time is taken and its token count is cut out of the end of its bytes. Without
 ``--incremental-streaming-output`` every chunk repeats the text so far, so that parsing each one costs the square of
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,17 +21,11 @@ import numpy as np
 
 from raytune_eagle.model import Prompt, Request, Workload
 from raytune_eagle.statistics import token_gaps, weighted_percentile
+from raytune_eagle.wire import SHOWN, Chat, Generate, StreamError, Wire
 
-_COUNT = b'"completion_tokens":'  # cannot occur inside a JSON string: its quotes would be escaped there
-_DIGITS = re.compile(rb"\s*(\d+)")
 _DONE = b"[DONE]"
-_SHOWN = 300  # characters of a server's complaint that are kept
 _PREFIXES = (16, 64, 256, 1024)
 _COMPRESSIBLE = 100  # bytes: zlib's own frame weighs too much in less
-
-
-class StreamError(Exception):
-    """This request failed; the text is what its row keeps as ``error``."""
 
 
 def data_lines(buffer: bytearray, data: bytes) -> Iterator[bytes]:
@@ -51,15 +43,6 @@ def data_lines(buffer: bytearray, data: bytes) -> Iterator[bytes]:
             yield data[start + 5 : end].strip()
         start = end + 1
     buffer += data[start:]
-
-
-def token_count(payload: bytes) -> int | None:
-    """``meta_info.completion_tokens`` of a chunk without parsing it; None where the chunk has none."""
-    at = payload.rfind(_COUNT)
-    if at < 0:
-        return None
-    digits = _DIGITS.match(payload, at + len(_COUNT))
-    return int(digits[1]) if digits else None
 
 
 def text_marks(text: str) -> dict[str, Any]:
@@ -90,6 +73,7 @@ class Stream:
     prompt: Prompt
     concurrency: int
     repeat: int
+    wire: Wire
     sent: float = field(default_factory=perf_counter)
     ended: float | None = None
     times: list[float] = field(default_factory=list)
@@ -97,7 +81,7 @@ class Stream:
     error: str | None = None
     done: bool = False
     _chunks: list[bytes] = field(default_factory=list)
-    _delta: bool | None = None  # not known before the second chunk
+    _repeats: bool | None = None  # not known before the second chunk
     _final: dict[str, Any] = field(default_factory=dict)
     _marks: dict[str, Any] = field(default_factory=dict)
 
@@ -116,34 +100,42 @@ class Stream:
         if payload == _DONE:
             self.done = True
             return
-        count = token_count(payload)
-        if count is None:
-            raise StreamError(_complaint(payload))
+        count = self.wire.count(payload, self.tokens)
         if count > self.tokens:
             self.times.append(now)
             self.counts.append(count)
         self._keep(payload)
 
     def _keep(self, payload: bytes) -> None:
-        if self._chunks and self._delta is None:
-            self._delta = _is_delta(self._chunks[0], payload)
-        if self._delta is False:
+        if self._chunks and self._repeats is None:
+            self._repeats = self.wire.repeats(self._chunks[0], payload)
+        if self._repeats:
             self._chunks.clear()  # this one has the whole text so far: those before it say nothing more
         self._chunks.append(payload)
 
     def finish(self) -> None:
         """Check the whole answer. Raises `StreamError` where it is cut off, refused or empty."""
-        chunks = [json.loads(chunk) for chunk in self._chunks]
-        self._marks = text_marks("".join(chunk.get("text") or "" for chunk in chunks))
-        self._final = chunks[-1]["meta_info"] if chunks else {}
+        text, self._final = self.wire.answer(self._chunks)
+        self._chunks.clear()
+        self._marks = text_marks(text)
+        self._spread(self._final.get("completion_tokens") or self.tokens)
         reason = self._final.get("finish_reason") or {}
         if isinstance(reason, dict) and reason.get("type") == "abort":
-            raise StreamError(f"aborted by the server: {str(reason.get('message'))[:_SHOWN]}")
+            raise StreamError(f"aborted by the server: {str(reason.get('message'))[:SHOWN]}")
         if not reason and not (self.done and self.tokens):
             cut = "ended without a token" if not self.tokens else f"was cut off after {self.tokens} tokens"
             raise StreamError(f"the stream {cut}")
         if not self.tokens:
             raise StreamError("the answer has 0 tokens")
+
+    def _spread(self, total: int) -> None:
+        """Where chunks did not say how many tokens they brought, each is taken to have brought as many."""
+        if total == self.tokens or not self.tokens:
+            return
+        spread = {
+            max(1, round(count * total / self.tokens)): at for count, at in zip(self.counts, self.times, strict=True)
+        }
+        self.counts, self.times = list(spread), list(spread.values())
 
     def row(self, epoch: float) -> Request:
         """What is kept of it; `epoch` is `perf_counter` at the first request of its concurrency."""
@@ -183,40 +175,23 @@ class Stream:
         return float(p50), float(p95)
 
 
-def _is_delta(first: bytes, second: bytes) -> bool:
-    """Whether the server streams what is new (``--incremental-streaming-output``) or the whole text so far."""
-    before, after = json.loads(first), json.loads(second)
-    if "output_ids" in after:
-        return len(after["output_ids"]) < int(after["meta_info"]["completion_tokens"])
-    return not str(after.get("text") or "").startswith(before.get("text") or "")
-
-
-def _complaint(payload: bytes) -> str:
-    """The message of an error object in a stream, or the payload itself."""
-    try:
-        error = json.loads(payload)["error"]
-        message = error["message"] if isinstance(error, dict) else error
-    except (ValueError, KeyError, TypeError):
-        return f"not a chunk of an answer: {payload[:_SHOWN].decode(errors='replace')}"
-    return f"the server reported an error: {str(message)[:_SHOWN]}"
-
-
 class Client:
     """Sends prompts of a workload to one server; one per event loop.
 
     Args:
         session: without a total timeout of its own; its headers go with each request.
         url: of the server, without a slash at the end.
+        model: name that OpenAI's format asks for; SGLang reads no more out of it.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, workload: Workload) -> None:
-        self._session, self._url = session, f"{url}/generate"
+    def __init__(self, session: aiohttp.ClientSession, url: str, workload: Workload, model: str = "default") -> None:
+        self._wire: Wire = Chat(workload, model) if workload.chat else Generate(workload)
+        self._session, self._url = session, f"{url}{self._wire.path}"
         self._timeout = workload.request_timeout_s
-        self._sampling = {
-            "temperature": workload.temperature,
-            "max_new_tokens": workload.max_new_tokens,
-            "ignore_eos": workload.ignore_eos,
-        }
+
+    def stream(self, prompt: Prompt, concurrency: int, repeat: int) -> Stream:
+        """A request that is about to be sent."""
+        return Stream(prompt, concurrency, repeat, self._wire)
 
     async def send(self, stream: Stream) -> None:
         """Run one request to its end. Never raises for what the server does: `stream.error` says it."""
@@ -231,18 +206,18 @@ class Client:
         except (StreamError, aiohttp.ClientError, OSError) as error:
             stream.error = str(error) or type(error).__name__
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            stream.error = f"the answer is not in SGLang's shape: {error!r}"
+            stream.error = f"the answer is not in the shape of {self._wire.path}: {error!r}"
         finally:
             stream.ended = perf_counter()
 
     async def _receive(self, stream: Stream) -> None:
-        body = {"text": stream.prompt.text, "sampling_params": self._sampling, "stream": True}
+        body = self._wire.body(stream.prompt)
         timeout = aiohttp.ClientTimeout(total=self._timeout)
         stream.sent = perf_counter()
         async with self._session.post(self._url, json=body, timeout=timeout) as response:
             if response.status != HTTPStatus.OK:
-                text = (await response.content.read(4 * _SHOWN)).decode(errors="replace")
-                raise StreamError(f"HTTP {response.status}: {' '.join(text.split())[:_SHOWN]}")
+                text = (await response.content.read(4 * SHOWN)).decode(errors="replace")
+                raise StreamError(f"HTTP {response.status}: {' '.join(text.split())[:SHOWN]}")
             buffer = bytearray()
             while data := await response.content.readany():
                 now = perf_counter()

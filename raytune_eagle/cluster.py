@@ -85,6 +85,7 @@ def node_settings(spec: Spec) -> Settings:
         start_stall_s=spec.engine.start_stall_s,
         start_timeout_s=spec.engine.start_timeout_s,
         gpus=spec.node.gpus,
+        only_draft=spec.engine.draft[0] if len(spec.engine.draft) == 1 else None,
     )
 
 

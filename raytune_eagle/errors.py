@@ -14,7 +14,8 @@ Anything else is a bug: it stops the study, with nothing lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the values stand a floor higher; only their names are needed here
@@ -38,6 +39,26 @@ class SpecError(RaytuneEagleError):
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[tuple[str, ...]]]:
         return type(self), (self.problems,)
+
+
+class Mistakes:
+    """Collects every `SpecError` of several checks, so that all are told at once."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Go on after a `SpecError` inside, which is noted."""
+        try:
+            yield
+        except SpecError as exc:
+            self.problems += exc.problems
+
+    def tell(self) -> None:
+        """Raise what was noted, each line once; nothing if nothing was."""
+        if self.problems:
+            raise SpecError(dict.fromkeys(self.problems))
 
 
 class TrialError(RaytuneEagleError):

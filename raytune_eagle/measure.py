@@ -21,9 +21,9 @@ from typing import NoReturn
 import aiohttp
 
 from raytune_eagle.client import Client
-from raytune_eagle.errors import BenchError, SpecError
-from raytune_eagle.model import Measurement, Request, Value, Workload
-from raytune_eagle.passes import Level
+from raytune_eagle.errors import BenchError, SpecError, TrialError
+from raytune_eagle.model import Measurement, Request, Sample, Value, Vitals, Workload
+from raytune_eagle.passes import Early, Level
 from raytune_eagle.ports import Progress, Server
 
 _CHECK_S = 0.5  # how often the server is asked whether it lives
@@ -37,23 +37,33 @@ class MeasureResult(Value):
     Attributes:
         measurements: one per concurrency, in the workload's order.
         requests: every request sent; `repeat` is -1 for the warm-up and -2 for fillers, which no figure counts.
+        samples: what the machine did during the passes, twice a second.
         warmup_s, bench_s: seconds until the warm-up's last answer, and the rest, over all concurrencies.
     """
 
     measurements: tuple[Measurement, ...]
     requests: tuple[Request, ...]
+    samples: tuple[Sample, ...]
     warmup_s: float
     bench_s: float
 
 
-def measure(server: Server, workload: Workload, progress: Progress) -> MeasureResult:
-    """Measure `server` at each concurrency of `workload`.
+def measure(
+    server: Server,
+    workload: Workload,
+    progress: Progress,
+    *,
+    model: str = "default",
+    early: Early = lambda _: None,
+) -> MeasureResult:
+    """Measure `server` at each concurrency of `workload`; `model` is what OpenAI's format calls it there.
 
     Passes stop when the 95 % interval of throughput is within `precision` of it after `min_passes`, or at
     `max_passes` (then `stable` is False). `progress` hears of each pass. `server.check()` is called twice a second in
-    a thread, so that a dead server ends the bench within 2 s.
+    a thread, so that a dead server ends the bench within 2 s. `early` is shown the rows of each warm-up.
 
     Raises:
+        TrialError: `early` raised it.
         BenchError: as `server.check()` classified it, or ``requests_failed`` when more requests failed than
             `max_failed_share` allows, of those sent or of the shortest possible bench, whichever is more. Its
             attribute `requests` holds the rows so far, those under way included.
@@ -61,15 +71,17 @@ def measure(server: Server, workload: Workload, progress: Progress) -> MeasureRe
     """
     if not workload.prompts:
         raise SpecError("workload.prompts: no prompts to send; give at least one")
-    return asyncio.run(_Bench(server, workload, progress).run())
+    return asyncio.run(_Bench(server, workload, progress, model, early).run())
 
 
 class _Bench:
     """All concurrencies of one workload on one server."""
 
-    def __init__(self, server: Server, workload: Workload, progress: Progress) -> None:
-        self._server, self._workload, self._progress = server, workload, progress
+    def __init__(self, server: Server, workload: Workload, progress: Progress, model: str, early: Early) -> None:
+        self._server, self._workload, self._progress, self._model = server, workload, progress, model
+        self._early = early
         self._rows: list[Request] = []
+        self._samples: list[Sample] = []
         self._warmup_s = self._bench_s = 0.0
 
     async def run(self) -> MeasureResult:
@@ -77,19 +89,21 @@ class _Bench:
         return MeasureResult(
             measurements=tuple(measurements),
             requests=tuple(self._rows),
+            samples=tuple(self._samples),
             warmup_s=self._warmup_s,
             bench_s=self._bench_s,
         )
 
     async def _level(self, concurrency: int) -> Measurement:
-        level = Level(self._workload, concurrency, self._progress)
+        level = Level(self._workload, concurrency, self._progress, self._early)
         began = perf_counter()
         try:
             await self._drive(level)
-        except BenchError as error:
+        except TrialError as error:
             error.requests = (*self._rows, *level.rows())
             raise
         self._rows += level.rows()
+        self._samples += level.samples
         warmup_s = level.warmup_s
         self._warmup_s += warmup_s
         self._bench_s += perf_counter() - began - warmup_s
@@ -103,9 +117,9 @@ class _Bench:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=self._server.headers, read_bufsize=_READ_BUFFER
         ) as session:
-            client = Client(session, self._server.url, self._workload)
+            client = Client(session, self._server.url, self._workload, self._model)
             streams = [asyncio.ensure_future(level.work(client)) for _ in range(level.concurrency)]
-            watch = asyncio.ensure_future(self._watch())
+            watch = asyncio.ensure_future(self._watch(level))
             tasks = [*streams, watch]
             try:
                 await _first_end(streams, watch)
@@ -115,10 +129,14 @@ class _Bench:
             finally:
                 await _cancel(tasks)
 
-    async def _watch(self) -> None:
+    async def _watch(self, level: Level) -> None:
         while True:
-            await asyncio.to_thread(self._server.check)
+            level.feel(await asyncio.to_thread(self._look))
             await asyncio.sleep(_CHECK_S)
+
+    def _look(self) -> Vitals:
+        self._server.check()
+        return self._server.vitals()
 
     async def _blame(self, error: BenchError) -> NoReturn:
         """Raise what the server says of itself if it is dying (connections break before a process ends), or `error`."""

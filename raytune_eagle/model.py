@@ -121,6 +121,7 @@ class Workload(Value):
         prompts: sent once each per pass, in a new seeded order each pass.
         max_new_tokens: tokens asked for per prompt.
         ignore_eos: go on past an end-of-sequence token, so that every answer has `max_new_tokens` tokens.
+        chat: send each prompt as a user's message, in the model's own chat template, and not as it stands.
         concurrency: numbers of simultaneous streams, measured one after the other on one launch.
         precision: half-width of the 95 % interval of throughput, as a share of it, at which passes stop.
         min_passes, max_passes: passes over the prompts per concurrency, the warm-up not counted.
@@ -133,6 +134,7 @@ class Workload(Value):
     max_new_tokens: Annotated[int, Field(ge=1)] = 256
     temperature: Annotated[float, Field(ge=0)] = 0.0
     ignore_eos: bool = False
+    chat: bool = False
     concurrency: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
     precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
     min_passes: Annotated[int, Field(ge=1)] = 2
@@ -140,6 +142,28 @@ class Workload(Value):
     request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.02
     seed: int = 0
+
+
+class Vitals(Value):
+    """What a machine does at one moment, beside serving; None where nobody can tell.
+
+    Attributes:
+        other_cores: CPU cores kept busy by processes that are neither the server nor its client.
+        clock_mhz: of the slowest of its GPUs (SM clock).
+        temperature_c: of the hottest, degrees Celsius.
+    """
+
+    other_cores: float | None = None
+    clock_mhz: float | None = None
+    temperature_c: float | None = None
+
+
+class Sample(Value):
+    """Vitals during a pass; `repeat` as in `Request`, but counting from the first: the warm-up belongs to pass 0."""
+
+    concurrency: int
+    repeat: int
+    vitals: Vitals
 
 
 class Gate(Value):

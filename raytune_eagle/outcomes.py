@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from raytune_eagle.model import Completed, Failed, TrialRecord
 from raytune_eagle.reference import Reference
-from raytune_eagle.spec import Objective
+from raytune_eagle.spec import Objective, Spec
+
+_DRAFT_AT_ONCE = ("draft_class",)
+_DRAFT_IN_THE_END = ("shape_mismatch", "accept_len")
+_IN_THE_END = 3
+"""Launches: a shape that does not fit may come from one tree, a draft that guesses nothing from one number of steps."""
 
 
 def objective_value(objective: Objective, record: TrialRecord, reference: Reference) -> float | None:
@@ -72,6 +78,27 @@ def _texts(outcome: Completed) -> dict[tuple[int, str], str]:
         if request.repeat >= 0 and request.output_hash is not None:
             texts.setdefault((request.concurrency, request.prompt_id), request.output_hash)
     return texts
+
+
+def hopeless(spec: Spec, records: Sequence[TrialRecord]) -> str | None:
+    """Why, after the last of these launches, no other of the study can succeed; None while one may.
+
+    Plain decoding itself failed; or the only draft is at fault, and no launch with it has succeeded: at once where
+    it is no EAGLE-3 draft, after three launches where a configuration might be to blame as well.
+    """
+    last = records[-1]
+    if not isinstance(last.outcome, Failed) or last.status == "lost":
+        return None
+    name, detail = last.outcome.failure_class, last.outcome.failure_detail
+    if last.kind == "baseline":
+        return f"plain decoding itself fails with these engine settings: {name}: {detail}"
+    drafted = [record for record in records if record.config.speculative]
+    if last not in drafted or len(spec.engine.draft) > 1 or any(r.outcome.status == "completed" for r in drafted):
+        return None
+    count = sum(isinstance(r.outcome, Failed) and r.outcome.failure_class == name for r in drafted)
+    if name in _DRAFT_AT_ONCE or (name in _DRAFT_IN_THE_END and count >= _IN_THE_END):
+        return f"engine.draft: no launch with it succeeds ({count} failed, {name}): {detail}"
+    return None
 
 
 def in_words(record: TrialRecord) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raytune_eagle.client import Client, Stream
 from raytune_eagle.errors import BenchError
-from raytune_eagle.model import Measurement, Prompt, Request, Workload
+from raytune_eagle.model import Measurement, Prompt, Request, Sample, Vitals, Workload
 from raytune_eagle.ports import Progress
 from raytune_eagle.statistics import (
     Interval,
@@ -20,6 +20,8 @@ from raytune_eagle.statistics import (
     weighted_percentile,
 )
 
+Early = Callable[[Sequence[Request]], None]
+"""Is shown the rows of a warm-up; raises a `TrialError` where the bench is not worth its time."""
 WARM_UP = -1
 FILLER = -2
 
@@ -29,8 +31,10 @@ _ERRORS_SHOWN = 3
 class Level:
     """The requests of one concurrency: which comes next, which passes are whole, when to stop."""
 
-    def __init__(self, workload: Workload, concurrency: int, progress: Progress) -> None:
+    def __init__(self, workload: Workload, concurrency: int, progress: Progress, early: Early = lambda _: None) -> None:
         self.concurrency, self._workload, self._progress = concurrency, workload, progress
+        self._early = early
+        self.samples: list[Sample] = []
         self._streams: list[Stream] = []
         self._missing: dict[int, int] = {}  # pass -> answers that have not come yet
         self._queue = self._plan(np.random.default_rng([workload.seed, concurrency]))
@@ -55,10 +59,14 @@ class Level:
         while self._decided is None:
             repeat, prompt = next(self._queue)
             self._missing.setdefault(repeat, self._warm if repeat == WARM_UP else len(self._workload.prompts))
-            stream = Stream(prompt, self.concurrency, repeat)
+            stream = client.stream(prompt, self.concurrency, repeat)
             self._streams.append(stream)
             await client.send(stream)
             self._took(stream)
+
+    def feel(self, vitals: Vitals) -> None:
+        """Keep what the machine does during this pass."""
+        self.samples.append(Sample(concurrency=self.concurrency, repeat=self._passes, vitals=vitals))
 
     def _took(self, stream: Stream) -> None:
         self._ended += 1
@@ -66,6 +74,8 @@ class Level:
         if stream.error:
             self._failed += 1
             self._check_failures()
+        if stream.repeat == WARM_UP and not self._missing[WARM_UP]:
+            self._early([warm.row(warm.sent) for warm in self._streams if warm.repeat == WARM_UP])
         if stream.repeat >= 0:
             self._whole.append(stream.row(self._streams[0].sent))
         while self._decided is None and self._missing.get(self._passes) == 0:

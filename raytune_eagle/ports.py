@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from raytune_eagle.model import Completed, Event, Failed, Job, NodeFacts, ServerFacts, TrialRecord
+from raytune_eagle.model import Completed, Event, Failed, Job, NodeFacts, ServerFacts, TrialRecord, Vitals
 
 Pending = Future[Completed | Failed]
 """A trial under way. It raises `NodeError` (not judged) or `SpecError` (nothing in the spec can run)."""
@@ -35,6 +35,10 @@ class Server(Protocol):
 
     def check(self) -> None:
         """Raise `BenchError`, classified from the log, if any of its processes died. Cheap enough for each second."""
+        ...
+
+    def vitals(self) -> Vitals:
+        """What its machine does just now. Cheap enough for each second; called from the thread that calls `check`."""
         ...
 
     def log(self) -> bytes:

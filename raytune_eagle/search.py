@@ -60,7 +60,7 @@ class Search:
         self._grid = space.points() if self._settings.sampler == "grid" else iter(())
         for record in records:
             if record.kind == "trial":
-                self._seen.add(record.key)
+                self._seen |= {record.key, space.key(record.config)}  # two where more is known of the nodes by now
                 self._replay(record)
         starts = [Proposal(s.config, space.key(s.config), s.params) for s in space.starts]
         self._starts = deque({p.key: p for p in starts if p.key not in self._seen}.values())

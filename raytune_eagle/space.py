@@ -11,49 +11,24 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution
 
 from raytune_eagle import rules
+from raytune_eagle.dimensions import Dimension, among, dimensions_of, dropped, meant
 from raytune_eagle.errors import SpecError
 from raytune_eagle.grid import GroupSize, Params, Parts
 from raytune_eagle.model import Config, FlagValue, Speculative
-from raytune_eagle.spec import IntRange, Spec, values
+from raytune_eagle.spec import Spec
 
 __all__ = ["CPU_MODULE", "GPU_MODULE", "Dimension", "GroupSize", "Params", "Space", "Start"]
 
 _MOST_COMBINATIONS = 500_000
 CPU_MODULE = "raytune_eagle.engines.cpu"
 GPU_MODULE = "sglang.launch_server"
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """One searched parameter: its column, its name on the command line or in the environment, its values."""
-
-    column: str
-    word: str
-    group: Literal["speculative", "nccl", "args"]
-    values: tuple[Any, ...]
-    is_range: bool = False
-
-    @property
-    def distribution(self) -> BaseDistribution:
-        """Optuna's form of it; integer ranges keep their order, all else is categorical."""
-        if self.is_range:
-            return IntDistribution(self.values[0], self.values[-1])
-        return CategoricalDistribution(self.values)
-
-    @property
-    def kind(self) -> str:
-        """Type of its Parquet column: int, float, bool or str (also where values are of several types)."""
-        kinds = {type(value).__name__ for value in self.values if value is not None}
-        if kinds == {"int", "float"}:
-            return "float"
-        return kinds.pop() if len(kinds) == 1 else "str"
 
 
 @dataclass(frozen=True)
@@ -67,20 +42,43 @@ class Start:
 class Space:
     """Everything that a study may launch.
 
+    Args:
+        spec: what was written.
+        facts: what is known of the nodes; without, what `spec` says of them.
+
     Raises:
-        SpecError: an entry of ``start_from`` is invalid, or no point at all is valid.
+        SpecError: an entry of ``start_from`` is invalid, no point at all is valid, or there is nothing to search.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, facts: rules.Assumptions | None = None) -> None:
         self.spec = spec
-        self.facts = rules.Assumptions(sglang=rules.version(spec.engine.version), gpus=spec.node.gpus)
-        self.dimensions = tuple(_dimensions(spec))
+        self.facts = facts or assumed(spec)
+        self.dimensions = tuple(dimensions_of(spec))
+        self.without_nccl: str | None = None
+        self._drop_nccl()
         self._by_column = {dimension.column: dimension for dimension in self.dimensions}
         self._check_countable()
         self.starts = tuple(self._starts())
         if not self.size:
             removed = [f"{rule} ({verdict})" for group in self.groups for rule, verdict in group.removed]
             raise SpecError(f"space: no valid point is left; the rules that removed them: {', '.join(removed)}")
+
+    def _drop_nccl(self) -> None:
+        """Leave unset what no launch of this study has a use for, and note why."""
+        deciding = [d for d in self.dimensions if d.group == "args" and d.word in rules.BESIDE_NCCL]
+        words = [d.word for d in deciding]
+        combinations = itertools.product(*(d.values for d in deciding))
+        configs = [self._config(None, {}, dict(zip(words, each, strict=True))) for each in combinations]
+        kept = []
+        for dimension in self.dimensions:
+            in_vain = dimension.group == "nccl" and all(
+                reasons := [rules.bypasses_nccl(config, self.facts, dimension.word) for config in configs]
+            )
+            self.without_nccl = reasons[0] if in_vain else self.without_nccl
+            kept.append(dropped(dimension) if in_vain else dimension)
+        self.dimensions = tuple(kept)
+        if self.without_nccl and all(d.dropped for d in kept):
+            raise SpecError(f"space.nccl: {self.without_nccl}; nothing else is searched")
 
     def _check_countable(self) -> None:
         """Every combination of a group is judged one by one: past a few hundred thousand that takes minutes."""
@@ -117,9 +115,15 @@ class Space:
         return params
 
     def settle(self, params: Params) -> tuple[Config, Params] | None:
-        """Canonical launch and parameters of a proposal; None when the rules refuse it."""
+        """Launch and parameters of the point that a proposal is; None when the rules refuse it.
+
+        What is common to the study stays as it was written, also where a rule finds it without effect.
+        """
         form = self.judge(self.config(params)).canonical
-        return None if form is None else (form, self.params(form))
+        if form is None:
+            return None
+        found = self.params(form)
+        return self.config(found), found
 
     def judge(self, config: Config) -> rules.Judgement:
         """What the rules say of a launch in this study."""
@@ -140,7 +144,7 @@ class Space:
         found: Params = {} if spec is None else {**spec.model_dump(), "draft": spec.draft}
         for dimension in self.dimensions:
             if dimension.group == "nccl":
-                found[dimension.column] = _like(dimension, config.env.get(dimension.word))
+                found[dimension.column] = meant(dimension, config.env.get(dimension.word))
             elif dimension.group == "args":
                 unset = False if False in dimension.values else None  # a switch that is off is not written
                 found[dimension.column] = {**config.args, **config.tuned_args}.get(dimension.word, unset)
@@ -153,9 +157,11 @@ class Space:
             value = params[dimension.column]
             if dimension.column == "num_draft_tokens" and params["eagle_topk"] == 1:
                 continue
-            if value is None and None not in dimension.values:
+            if dimension.dropped:
+                value = None
+            elif value is None and None not in dimension.values:
                 value = dimension.values[0]  # right for a knob without effect; the comparison below finds the others
-            if not _among(value, dimension.values):
+            if not among(value, dimension.values):
                 return None
             fitted[dimension.column] = value
         if self.key(self.config({**params, **fitted})) != self.key(config):
@@ -168,8 +174,9 @@ class Space:
         for dimension in self.dimensions:
             if dimension.kind == "bool" and True in dimension.values:
                 params[dimension.column] = True  # searched: nothing to say of its absence
-        streams, nccl = max(self.spec.workload.concurrency), bool(self.spec.space.nccl)
-        yield from rules.notes(self.config(params), self.facts, streams, searches_nccl=nccl)
+        yield from rules.notes(self.config(params), self.facts, max(self.spec.workload.concurrency))
+        if self.without_nccl:
+            yield f"space.nccl: not searched: {self.without_nccl}"
 
     # ----------------------------------------------------------------------------------------------------- enumeration
     @cached_property
@@ -271,31 +278,7 @@ class Space:
         return self._config(self._speculative(dict(entry)), env, flags)
 
 
-def _dimensions(spec: Spec) -> Iterator[Dimension]:
-    space = spec.space
-    if space.speculative is not None:
-        if len(spec.engine.draft) > 1:
-            yield Dimension("draft", "speculative-draft-model-path", "speculative", spec.engine.draft)
-        for name in ("eagle_topk", "num_steps", "num_draft_tokens"):
-            written = getattr(space.speculative, name)
-            yield Dimension(name, f"speculative-{name}", "speculative", values(written), isinstance(written, IntRange))
-    for word, choices in space.nccl.items():
-        yield Dimension(word.lower(), word, "nccl", values(choices), isinstance(choices, IntRange))
-    for word, choices in space.args.items():
-        yield Dimension(word.replace("-", "_"), word, "args", values(choices), isinstance(choices, IntRange))
-
-
-def _like(dimension: Dimension, text: str | None) -> Any:
-    """Environment values are text; give back the choice that was meant, however it is spelt, or a value of its kind."""
-    if text is None:
-        return None
-    word, given = dimension.word, [value for value in dimension.values if value is not None]
-    for value in given:
-        if rules.spelling(word, str(value)) == rules.spelling(word, text):
-            return value
-    return int(text) if dimension.kind == "int" and text.lstrip("-").isdigit() else text
-
-
-def _among(value: Any, choices: tuple[Any, ...]) -> bool:
-    """Membership that does not take True for 1."""
-    return any(type(value) is type(choice) and value == choice for choice in choices)
+def assumed(spec: Spec) -> rules.Assumptions:
+    """What a spec says of its nodes, where none can be asked; that their GPUs are joined by NVLink is a guess."""
+    sglang = rules.version(spec.engine.version)
+    return rules.Assumptions(sglang=sglang, gpus=spec.node.gpus, custom_all_reduce=True)

@@ -5,95 +5,33 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import math
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
+from pydantic import Field, field_validator, model_validator
+
+from raytune_eagle import rules, spec_settings
+from raytune_eagle.spec_values import (
+    Dimension,
+    Env,
+    Flag,
+    Float,
+    Int,
+    IntDimension,
+    IntRange,
+    Name,
+    Switch,
+    Text,
+    Written,
+    checked,
+    values,
 )
 
-from raytune_eagle import rules
-from raytune_eagle.model import FlagValue, Value
+__all__ = ["IntRange", "Spec", "differences", "values"]
 
-Choice = bool | int | float | str | None
 Sampler = Literal["tpe", "gp", "random", "grid"]
 LowerIsBetter = Literal["ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p95_ms", "cycle_ms"]
-
-# Flags that the engine or another part of the spec owns: given twice, they would disagree.
-OWNED_FLAGS = {
-    "model-path": "set engine.model",
-    "model": "set engine.model",
-    "speculative-algorithm": "set space.speculative (EAGLE3 is the only algorithm tuned)",
-    "speculative-algo": "set space.speculative (EAGLE3 is the only algorithm tuned)",
-    "speculative-draft-model-path": "set engine.draft",
-    "speculative-draft-model": "set engine.draft",
-    "speculative-num-steps": "set space.speculative.num_steps",
-    "speculative-eagle-topk": "set space.speculative.eagle_topk",
-    "speculative-num-draft-tokens": "set space.speculative.num_draft_tokens",
-    "host": "each launch binds its node's address",
-    "port": "each launch takes a free port",
-    "nccl-port": "each launch takes a free port",
-    "api-key": "each launch has a random key of its own",
-    "admin-api-key": "each launch has a random key of its own",
-    "config": "write its flags into engine.args",
-}
-
-
-def _text(value: Any) -> Any:
-    """YAML reads 0.5.20 as text and 1 as a number; a name may look like either."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-Text = Annotated[str, BeforeValidator(_text), Field(min_length=1)]
-Name = Annotated[str, BeforeValidator(_text), Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
-
-
-_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)$", re.IGNORECASE)
-
-
-def _plain_env(env: dict[str, str]) -> dict[str, str]:
-    problems = []
-    for name in env:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            problems.append(f"{name!r} is no environment variable name")
-        elif _SECRET.search(name):
-            problems.append(f".{name}: a secret would be kept in every record: set it in the environment of the nodes")
-    if problems:
-        raise ValueError("\n".join(problems))
-    return env
-
-
-def _flags(flags: dict[str, Any]) -> dict[str, Any]:
-    problems = []
-    for name in flags:
-        bare = name.lstrip("-").replace("_", "-")
-        if name != bare:
-            problems.append(f"{name!r}: write the flag as {bare!r}")
-        elif name in OWNED_FLAGS:
-            problems.append(f".{name}: does not belong here: {OWNED_FLAGS[name]}")
-    if problems:
-        raise ValueError("\n".join(problems))
-    return flags
-
-
-Env = Annotated[dict[str, Text], AfterValidator(_plain_env)]
-
-
-class Written(Value):
-    """Base of what a person writes: frozen, no unknown fields, no infinities."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class EngineSpec(Written):
@@ -103,9 +41,9 @@ class EngineSpec(Written):
     draft: tuple[Text, ...] = ()
     python: Text | None = None
     version: Text = "0.5.20"
-    start_stall_s: Annotated[float, Field(gt=0)] = 300
-    start_timeout_s: Annotated[float, Field(gt=0)] = 1800
-    args: Annotated[dict[str, FlagValue], AfterValidator(_flags)] = {}
+    start_stall_s: Annotated[Float, Field(gt=0)] = 300
+    start_timeout_s: Annotated[Float, Field(gt=0)] = 1800
+    args: Annotated[dict[str, Flag], checked(spec_settings.flag_problems)] = {}
     env: Env = {}
 
     @field_validator("draft", mode="before")
@@ -119,23 +57,24 @@ class EngineSpec(Written):
 class NodeSpec(Written):
     """What one trial owns; 0 GPUs means the CPU layer."""
 
-    gpus: Annotated[int, Field(ge=0, le=64)] = 8
-    cost_per_hour: Annotated[float, Field(ge=0)] | None = None
+    gpus: Annotated[Int, Field(ge=0, le=64)] = 8
+    cost_per_hour: Annotated[Float, Field(ge=0)] | None = None
 
 
 class WorkloadSpec(Written):
     """What is sent to each server; see `raytune_eagle.model.Workload` for the meaning of each."""
 
     prompts: Text = "builtin:mixed"
-    max_new_tokens: Annotated[int, Field(ge=1)] = 256
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    ignore_eos: bool = False
-    concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = (1,)
-    precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    min_passes: Annotated[int, Field(ge=1)] = 2
-    max_passes: Annotated[int, Field(ge=1)] = 8
-    request_timeout_s: Annotated[float, Field(gt=0)] = 120
-    max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.02
+    max_new_tokens: Annotated[Int, Field(ge=1)] = 256
+    temperature: Annotated[Float, Field(ge=0)] = 0.0
+    ignore_eos: Switch = False
+    chat: Switch = False
+    concurrency: Annotated[tuple[Annotated[Int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = (1,)
+    precision: Annotated[Float, Field(gt=0, lt=1)] = 0.02
+    min_passes: Annotated[Int, Field(ge=1)] = 2
+    max_passes: Annotated[Int, Field(ge=1)] = 8
+    request_timeout_s: Annotated[Float, Field(gt=0)] = 120
+    max_failed_share: Annotated[Float, Field(ge=0, le=1)] = 0.02
 
     @field_validator("concurrency", mode="before")
     @classmethod
@@ -155,53 +94,7 @@ class Objective(Written):
     """What is searched for, and what it must not cost (upper bounds)."""
 
     metric: Literal["output_throughput"] = "output_throughput"
-    constraints: dict[LowerIsBetter, Annotated[float, Field(gt=0)]] = {}
-
-
-_MOST_VALUES = 1000
-
-
-class IntRange(Written):
-    """``{int: [low, high]}``, both included."""
-
-    int_: Annotated[tuple[int, int], Field(alias="int")]
-
-    @model_validator(mode="after")
-    def _ascending(self) -> Self:
-        low, high = self.int_
-        if low > high:
-            raise ValueError(f"int range [{low}, {high}] is reversed: write [{high}, {low}]")
-        if high - low >= _MOST_VALUES:
-            raise ValueError(f"int range [{low}, {high}] has {high - low + 1:,} values: list those worth a launch")
-        return self
-
-    def values(self) -> tuple[int, ...]:
-        """Every value, ascending."""
-        return tuple(range(self.int_[0], self.int_[1] + 1))
-
-
-def _distinct(values: tuple[Choice, ...]) -> tuple[Choice, ...]:
-    seen = [(type(v), v) for v in values]
-    if len(set(seen)) != len(seen):
-        raise ValueError("the same choice twice")
-    if any(isinstance(v, float) and not math.isfinite(v) for v in values):
-        raise ValueError("a choice must be finite")
-    return values
-
-
-Choices = Annotated[tuple[Choice, ...], Field(min_length=1), AfterValidator(_distinct)]
-IntChoices = Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_distinct)]
-
-
-def _form(value: Any) -> str:
-    """Which of the two ways to write a dimension this is, so that its mistakes are told for that way only."""
-    return "<range>" if isinstance(value, dict | IntRange) else "<choices>"
-
-
-Dimension = Annotated[Annotated[IntRange, Tag("<range>")] | Annotated[Choices, Tag("<choices>")], Discriminator(_form)]
-IntDimension = Annotated[
-    Annotated[IntRange, Tag("<range>")] | Annotated[IntChoices, Tag("<choices>")], Discriminator(_form)
-]
+    constraints: dict[LowerIsBetter, Annotated[Float, Field(gt=0)]] = {}
 
 
 class SpeculativeSpace(Written):
@@ -239,44 +132,38 @@ class SpeculativeSpace(Written):
                 yield f".num_draft_tokens[{index}]: {tokens}: {why}"
 
 
-def values(dimension: IntRange | tuple[Choice, ...]) -> tuple[Any, ...]:
-    """All values of a dimension, in the order written."""
-    return dimension.values() if isinstance(dimension, IntRange) else dimension
+def _each(space: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {name: values(dimension) for name, dimension in space.items()}
 
 
-def _nccl(space: dict[str, Any]) -> dict[str, Any]:
-    others = [name for name in space if not name.startswith("NCCL_")]
-    problems = [f"{name!r}: NCCL variables start with NCCL_ (others belong in engine.env)" for name in others]
-    for name, dimension in space.items():
-        for index, value in enumerate(values(dimension)):
-            mistake = None if value is None else rules.nccl_mistake(name, str(value))
-            if mistake:
-                problems.append(f".{name}[{index}]: {mistake}")
-    if problems:
-        raise ValueError("\n".join(problems))
-    return space
+def _nccl_problems(space: dict[str, Any]) -> Iterator[str]:
+    return spec_settings.nccl_problems(_each(space))
+
+
+def _flag_problems(space: dict[str, Any]) -> Iterator[str]:
+    return spec_settings.flag_problems(_each(space))
 
 
 class SpaceSpec(Written):
     """Where the search may look."""
 
     speculative: SpeculativeSpace | None = None
-    nccl: Annotated[dict[str, Dimension], AfterValidator(_nccl)] = {}
-    args: Annotated[dict[str, Dimension], AfterValidator(_flags)] = {}
+    nccl: Annotated[dict[str, Dimension], checked(_nccl_problems)] = {}
+    args: Annotated[dict[str, Dimension], checked(_flag_problems)] = {}
 
 
 class Search(Written):
     """How it looks."""
 
     sampler: Sampler = "tpe"
-    seed: int = 0
-    stop_below: Annotated[float, Field(gt=0, lt=1)] | None = None
+    seed: Int = 0
+    stop_below: Annotated[Float, Field(gt=0, lt=1)] | None = None
 
 
 class Baseline(Written):
     """Plain decoding again after so many trials on a node."""
 
-    every: Annotated[int, Field(ge=1)] = 10
+    every: Annotated[Int, Field(ge=1)] = 10
 
 
 class Confirm(Written):
@@ -289,8 +176,8 @@ class Confirm(Written):
 class Budget(Written):
     """Launches (failed ones included; baselines and confirmations not), and hours after which none is searched."""
 
-    trials: Annotated[int, Field(ge=1)] = 60
-    hours: Annotated[float, Field(gt=0)] = 12
+    trials: Annotated[Int, Field(ge=1)] = 60
+    hours: Annotated[Float, Field(gt=0)] = 12
 
 
 class Spec(Written):
@@ -302,7 +189,7 @@ class Spec(Written):
     workload: WorkloadSpec = WorkloadSpec()
     objective: Objective = Objective()
     space: SpaceSpec = SpaceSpec()
-    start_from: tuple[dict[str, FlagValue], ...] = ()
+    start_from: tuple[Annotated[dict[str, Flag], checked(spec_settings.start_problems)], ...] = ()
     search: Search = Search()
     baseline: Baseline = Baseline()
     confirm: Confirm = Confirm()
@@ -332,24 +219,6 @@ def _cross_checks(spec: Spec) -> Iterator[str]:
     yield from (f"space.nccl.{name}: also fixed in engine.env; keep one" for name in both)
     both = sorted(set(spec.engine.args) & set(spec.space.args))
     yield from (f"space.args.{name}: also fixed in engine.args; keep one" for name in both)
-    for index, entry in enumerate(spec.start_from):
-        whole = rules.triple_is_whole(dict(entry))
-        if whole:
-            yield f"start_from[{index}]: {whole}"
-        yield from (f"start_from[{index}].{line}" for line in _start_problems(entry))
-
-
-def _start_problems(entry: dict[str, FlagValue]) -> Iterator[str]:
-    """No flag has an underscore, so such a name is a slip; and what others own cannot be set here."""
-    names = ("draft", *rules.SPECULATIVE_NAMES)
-    for name in entry:
-        if name in OWNED_FLAGS:
-            yield f"{name}: does not belong here: {OWNED_FLAGS[name]}"
-        elif "_" in name and not name.isupper() and name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            yield f"{name}: unknown; " + (
-                f"did you mean {near[0]!r}?" if near else f"a flag is {name.replace('_', '-')!r}"
-            )
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import textwrap
 from collections.abc import Iterator
@@ -13,6 +14,17 @@ from pydantic import BaseModel, ValidationError
 
 from raytune_eagle.errors import SpecError
 from raytune_eagle.spec import Spec
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+}
+"""What to write instead, by pydantic's kind of error."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,18 +65,62 @@ def load(path: str | Path) -> Spec:
         tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as exc:
         raise SpecError(f"{path}: {_yaml_problem(exc)}") from exc
+    except (ValueError, RecursionError) as exc:  # a date that is none, a number of thousands of digits; too many [
+        why = "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
+        raise SpecError(f"{path}: not YAML: {why}") from exc
     if not isinstance(tree, dict):
         raise SpecError(f"{path}: expected a mapping that starts with `name:`, found {type(tree).__name__}")
     return parse(tree)
 
 
 def parse(tree: dict[str, Any]) -> Spec:
-    """Check a spec that is already a mapping; raises `SpecError` with every mistake."""
-    try:
-        return Spec.model_validate(tree)
-    except ValidationError as exc:
-        errors = [error for error in exc.errors() if not _echo(error, exc.errors())]
-        raise SpecError(dict.fromkeys(line for error in errors for line in _lines(error, tree))) from None
+    """Check a spec that is already a mapping; raises `SpecError` with every mistake.
+
+    Pydantic looks at what hangs together only where all its parts are sound: so what is wrong is taken out, and the
+    rest looked at again, until nothing new is found.
+    """
+    told: list[str] = []
+    seen: list[Any] = []
+    rest = tree
+    while True:
+        try:
+            spec = Spec.model_validate(rest)
+        except ValidationError as exc:
+            seen += exc.errors()
+            errors = [error for error in exc.errors() if not _echo(error, seen)]
+            found = dict.fromkeys(line for error in errors for line in _lines(error, tree))
+            new = [line for line in found if not any(_about_the_same(line, other) for other in told)]
+            if not new:
+                break
+            told += new
+            rest = _without(rest, [error["loc"] for error in errors])
+        else:
+            if not told:
+                return spec
+            break
+    raise SpecError(told)
+
+
+def _about_the_same(line: str, other: str) -> bool:
+    """Whether the place of one holds the place of the other."""
+    one, two = sorted((line.partition(": ")[0], other.partition(": ")[0]), key=len)
+    return two.startswith(one) and two[len(one) : len(one) + 1] in {"", ".", "["}
+
+
+def _without(tree: dict[str, Any], places: list[tuple[str | int, ...]]) -> dict[str, Any]:
+    """The tree without the innermost keys of these places; a list goes whole, or its numbers would move."""
+    kept = copy.deepcopy(tree)
+    for place in places:
+        inner, path = kept, []
+        for part in place:
+            if not isinstance(inner, dict) or part not in inner:
+                break
+            path.append((inner, part))
+            inner = inner[part]
+        if path:
+            mapping, key = path[-1]
+            del mapping[key]
+    return kept
 
 
 def _yaml_problem(exc: yaml.YAMLError) -> str:
@@ -109,6 +165,8 @@ def _lines(error: Any, tree: Any) -> Iterator[str]:
         yield f"{path}: {error['input']!r} is not one of {context['expected'].replace(' or ', ', ')}"
     elif kind == "string_pattern_mismatch":
         yield f"{path}: {error['input']!r}: use letters, digits, '.', '_' and '-' only, 100 at most"
+    elif kind in _EXPECTED:
+        yield f"{path}: expected {_EXPECTED[kind]}, found {_short(error['input'])}"
     elif kind == "too_short":
         yield f"{path}: empty: give at least one"
     else:

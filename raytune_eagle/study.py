@@ -16,7 +16,7 @@ from raytune_eagle.confirm import Lineup, late_lineup, lineup
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.identity import STARTED, check_same, written
 from raytune_eagle.model import Completed, Config, Event, Failed, Job, Kind, TrialRecord, Workload
-from raytune_eagle.outcomes import in_words, same_text, speedup, violations
+from raytune_eagle.outcomes import hopeless, in_words, same_text, speedup, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
 from raytune_eagle.reference import Reference
 from raytune_eagle.search import Proposal, Search
@@ -273,11 +273,8 @@ class Study:
             self._search.tell(task.proposal, record)
         self._say(fleet, "trial_done", in_words(record), node, task.number)
         self._flush()
-        if task.kind == "baseline" and isinstance(outcome, Failed):
-            raise SpecError(
-                f"plain decoding itself fails with these engine settings: {outcome.failure_class}: "
-                f"{outcome.failure_detail}"
-            )
+        if why := hopeless(self.spec, self.records):
+            raise SpecError(why)
 
     def _record(self, fleet: Fleet, node: Node, task: Task, outcome: Completed | Failed) -> TrialRecord:
         plain = self._benches[node.name].plain.get("confirm" if task.kind == "confirm" else "baseline")

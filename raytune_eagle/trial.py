@@ -42,11 +42,12 @@ def _measure(server: Server, job: Job, progress: Progress, turns: Turns) -> Comp
     try:
         found = _passed(gates.before(_seen(server, job)), progress)
         with turns.quiet():
-            result = measure(server, job.workload, progress)
+            result = measure(server, job.workload, progress, early=gates.early(job.config))
         phases, rows = _measured(phases, result), result.requests
         found += _passed(gates.after(_seen(server, job, result)), progress)
     except TrialError as exc:
         exc.server_log, exc.requests = exc.server_log or server.log(), exc.requests or rows
+        _tell(exc.gates, "failed", progress)
         exc.gates = (*found, *exc.gates)
         return _failed(exc, server.facts, phases)
     return Completed(
@@ -67,16 +68,21 @@ def _seen(server: Server, job: Job, result: MeasureResult | None = None) -> gate
         log=gzip.decompress(server.log()).decode(errors="replace"),
         measurements=result.measurements if result else (),
         requests=result.requests if result else (),
+        samples=result.samples if result else (),
     )
 
 
 def _passed(found: tuple[Gate, ...], progress: Progress) -> tuple[Gate, ...]:
-    """The same, unless one failed; all that is not as it should be is told."""
-    for gate in found:
-        if gate.verdict in {"warning", "failed"}:
-            progress("gate", gate.line)
+    """The same, unless one failed; what the others warn of is told."""
+    _tell(found, "warning", progress)
     gates.enforce(found)
     return found
+
+
+def _tell(found: tuple[Gate, ...], verdict: str, progress: Progress) -> None:
+    for gate in found:
+        if gate.verdict == verdict:
+            progress("gate", gate.line)
 
 
 def _measured(phases: Phases, result: MeasureResult) -> Phases:

@@ -8,7 +8,7 @@ from raytune_eagle.space import Space
 
 SPEC = """
 name: s
-engine: {model: /m, draft: /d, args: {tp-size: 8}}
+engine: {model: /m, draft: /d, args: {tp-size: 8, disable-custom-all-reduce: true}}
 space:
   speculative: {num_steps: {int: [1, 6]}, eagle_topk: [1, 2, 4], num_draft_tokens: {int: [2, 16]}}
   nccl: {NCCL_PROTO: [null, Simple, LL]}

@@ -1,84 +1,134 @@
-"""Bad files through the installed command: exit 2 and one line per mistake, which says where and what to write."""
+"""Bad files through the installed command: exit 2 and one line per mistake, which says where and what to write.
+
+What goes wrong with results, queries and while a study runs is in test_bad_input_running.py.
+"""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from made import WORKLOAD, completed, make_space, surface
+from bad_input import TEXTS, command, refused, write_spec
 from made_checkpoints import SHAPES, make_draft, make_target
-
-from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
-from raytune_eagle.store import ParquetStore
-from raytune_eagle.study import Study
+from made_interpreter import make_interpreter, times_asked
 
 pytestmark = pytest.mark.slow  # a process of its own for each
-
-COMMAND = Path(sys.executable).parent / "raytune-eagle"
-SPEC = """
-name: s
-engine: {{model: {model}, draft: {draft}, python: {python}, args: {{{args}}}}}
-node: {{gpus: 0}}
-workload: {{prompts: {prompts}, max_new_tokens: 8}}
-space: {{speculative: {{num_steps: [1], eagle_topk: [1], num_draft_tokens: [2]}}}}
-"""
-TEXTS = ["write a haiku", "sum a list", "name three rivers"]
-
-
-def command(*words, cwd):
-    """Run the installed command; its answer must never be a traceback."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cwd / "cache")}
-    done = subprocess.run(
-        [COMMAND, *map(str, words)], cwd=cwd, env=environment, check=False, capture_output=True, text=True, timeout=120
-    )
-    assert "Traceback" not in done.stderr
-    return done
 
 
 @pytest.fixture
 def python(tmp_path):
-    """An interpreter that says it has SGLang 0.5.20 and knows three flags; it can serve nothing."""
-    about = {"python": "3.11.7", "sglang": "0.5.20", "torch": None, "pins": {}}
-    about |= {"nvidia-nccl-cu12": None, "nvidia-nccl-cu13": None}
-    flag = {"bare": False, "kind": "int", "choices": None}
-    names = ("tp-size", "cuda-graph-max-bs-decode", "cuda-graph-max-bs-prefill")
-    known = {"version": "0.5.20", "flags": dict.fromkeys(names, flag)}
-    (tmp_path / "about.json").write_text(json.dumps(about))
-    (tmp_path / "flags.json").write_text(json.dumps(known))
-    program = tmp_path / "python"
-    program.write_text(
-        "#!/bin/sh\n"
-        f'if [ -z "$4" ]; then cat {tmp_path}/about.json; exit; fi\n'
-        f'printf "%s" "$4"; cat {tmp_path}/flags.json; echo\n'
-    )
-    program.chmod(0o755)
-    return program
+    """An interpreter that says it has SGLang 0.5.20 and knows a few flags; it can serve nothing."""
+    return make_interpreter(tmp_path / "env")
 
 
-def write_spec(folder, python, **changes):
-    known = {"model": "builtin:tiny", "draft": "builtin:tiny", "python": python, "prompts": "builtin:tiny", "args": ""}
-    (folder / "s.yaml").write_text(SPEC.format(**{**known, **changes}))
-    return folder / "s.yaml"
+# ------------------------------------------------------------------------------------------------------------ the spec
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("name: s", "nam: s", "nam: unknown key; did you mean 'name'?"),
+        ("max_new_tokens: 8", "max_new_tokens: many", "workload.max_new_tokens: expected a whole number, found 'many'"),
+        ("gpus: 0", "gpus: on", "node.gpus: expected a whole number, found True"),
+        ("max_new_tokens: 8", "ignore_eos: 1", "workload.ignore_eos: expected true or false, found 1"),
+        (
+            "args: {}",
+            "args: {trust-remote-code: 1}",
+            "engine.args.trust-remote-code: takes no value: write true or false, not 1",
+        ),
+        ("eagle_topk: [1]", "eagle_topk: []", "space.speculative.eagle_topk: empty: give at least one"),
+        (
+            "num_steps: [1]",
+            "num_steps: {int: [5, 1]}",
+            "space.speculative.num_steps: int range [5, 1] is reversed: write [1, 5]",
+        ),
+        (
+            "nccl: {}",
+            "nccl: {NCCL_PROTO: [LL, LL256]}",
+            "space.nccl.NCCL_PROTO[1]: 'LL256' is not one of LL, LL128, Simple",
+        ),
+        (
+            "nccl: {}",
+            "nccl: {NCCL_ALGO: [Tree]}",
+            (
+                "space.nccl.NCCL_ALGO[0]: NCCL_ALGO=Tree leaves Broadcast without an algorithm: write "
+                "ring,tree;allreduce:tree (from NCCL 2.24 on there is no implicit Ring)"
+            ),
+        ),
+        (
+            "eagle_topk: [1], num_draft_tokens: [2]",
+            "eagle_topk: [2], num_draft_tokens: [2, 9]",
+            "space.speculative.num_draft_tokens[1]: 9: no tree holds that: num_steps 1, eagle_topk 2 hold 3",
+        ),
+        ("name: s", "name: ../s", "name: '../s': use letters, digits, '.', '_' and '-' only, 100 at most"),
+        ("name: s", "name: a/b", "name: 'a/b': use letters, digits, '.', '_' and '-' only, 100 at most"),
+        (
+            "name: s",
+            "name: a..b",
+            "name: 'a..b' cannot name a study: letters, digits, '_', '-' and single '.', no other in front",
+        ),
+    ],
+)
+def test_mistakes_in_the_spec(tmp_path, python, old, new, line):
+    """Each of the mistakes that people make in a spec is one line with its place."""
+    path = write_spec(tmp_path, python)
+    text = path.read_text()
+    assert old in text
+    assert refused(tmp_path, path, text=text.replace(old, new)) == line
 
 
-def refused(folder, python, *words, **changes):
-    """The one line that `run` refuses a spec with."""
-    done = command("run", write_spec(folder, python, **changes), *words, cwd=folder)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert not list(folder.glob("results/study=*/trials/*"))
-    return done.stderr.removeprefix("raytune-eagle: ").rstrip("\n")
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name: s\nengine:\n\tmodel: /m\n", "line 3, column 1: a tab is no indentation: use spaces"),
+        (
+            "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nname: s\n",
+            "line 2, column 8: aliases (*name) are not accepted",
+        ),
+        ("name: s\nengine: {model: /m}\nname: t\n", "line 3, column 1: key 'name' twice"),
+        ("name: s\nengine: {model: /m, model: /n}\n", "line 2, column 21: key 'model' twice"),
+        ("name: s\non: 1\n", "line 2, column 1: key True is not text: quote it"),
+        ("name: " + "[" * 5000, "not YAML: nested too deeply"),
+        ("name: s\nengine: {model: /m}\nday: 2024-13-45\n", "not YAML: month must be in 1..12"),
+    ],
+    ids=["tab", "anchor_bomb", "key_twice", "inner_key_twice", "on_as_key", "nested", "no_date"],
+)
+def test_files_that_are_no_yaml(tmp_path, python, text, told):
+    """What YAML itself stumbles over, or people over YAML, is one line with line and column."""
+    path = tmp_path / "s.yaml"
+    assert refused(tmp_path, path, text=text) == f"{path}: {told}"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--nodes", "0"], "--nodes 0: give 1 or more"),
+        (["--nodes", "-3"], "--nodes -3: give 1 or more"),
+        (["--study", "a/b"], "name: 'a/b': use letters, digits, '.', '_' and '-' only, 100 at most"),
+        (["--study", ".."], "name: '..': use letters, digits, '.', '_' and '-' only, 100 at most"),
+    ],
+)
+def test_bad_options(tmp_path, python, words, line):
+    """A number of nodes that is none and a study that no folder can be named after."""
+    assert refused(tmp_path, write_spec(tmp_path, python), *words) == line
+
+
+def test_everything_wrong_is_told_in_one_go(tmp_path, python):
+    """Prompts, starts, target, draft, flags and results: one line each, the first time."""
+    start = "{num_steps: 1, eagle_topk: 2, num_draft_tokens: 9, page-sice: 1}"
+    path = write_spec(tmp_path, python, model="/no/target", draft="/no/draft", prompts="/no/prompts", args="tp-sise: 1")
+    path.write_text(path.read_text() + f"start_from: [{start}]\n")
+    (tmp_path / "file").touch()
+    done = command("run", path, "--nodes", 0, "--results", tmp_path / "file" / "r", cwd=tmp_path)
+    assert done.returncode == 2
+    told = [line.removeprefix("raytune-eagle: ") for line in done.stderr.splitlines()]
+    places = ["--results", "/no/prompts", "--nodes 0", "engine.args.tp-sise", "start_from[0].page-sice"]
+    assert [line.split(":")[0] for line in told] == [*places, "engine.model", "engine.draft", "start_from[0]"]
 
 
 # --------------------------------------------------------------------------------------------------- target and draft
 def test_draft_directory_missing(tmp_path, python):
     """A draft that is not where the spec says is named before Ray starts."""
     assert (
-        refused(tmp_path, python, draft="/data/eagle3/nowhere")
+        refused(tmp_path, write_spec(tmp_path, python, draft="/data/eagle3/nowhere"))
         == "engine.draft: /data/eagle3/nowhere: no such directory"
     )
 
@@ -100,7 +150,7 @@ def test_unfit_drafts(tmp_path, python, changes, shapes, line):
     """A draft that is not EAGLE-3, or for a target of another width or depth, is refused with the numbers."""
     target = make_target(tmp_path / "target")
     draft = make_draft(tmp_path / "draft", {**SHAPES, **shapes}, **changes)
-    told = refused(tmp_path, python, model=target, draft=draft)
+    told = refused(tmp_path, write_spec(tmp_path, python, model=target, draft=draft))
     assert told.startswith("engine.draft: ")
     assert line in told
 
@@ -108,7 +158,9 @@ def test_unfit_drafts(tmp_path, python, changes, shapes, line):
 def test_target_with_too_few_layers(tmp_path, python):
     """A target too shallow for the layers that SGLang would capture is refused, with what to write."""
     target = make_target(tmp_path / "target", num_hidden_layers=6)
-    told = refused(tmp_path, python, model=target, draft=make_draft(tmp_path / "draft", eagle_config=None))
+    told = refused(
+        tmp_path, write_spec(tmp_path, python, model=target, draft=make_draft(tmp_path / "draft", eagle_config=None))
+    )
     assert "needs a target of 7 layers; this one has 6: write eagle_config.eagle_aux_hidden_state_layer_ids" in told
 
 
@@ -117,7 +169,7 @@ def test_missing_shard(tmp_path, python):
     target = make_target(tmp_path / "target", shards=3)
     gone = target / "model-00002-of-00003.safetensors"
     gone.unlink()
-    told = refused(tmp_path, python, model=target, draft=make_draft(tmp_path / "draft"))
+    told = refused(tmp_path, write_spec(tmp_path, python, model=target, draft=make_draft(tmp_path / "draft")))
     assert told == f"engine.model: {gone}: no such file"
 
 
@@ -127,7 +179,7 @@ def test_torn_safetensors_header(tmp_path, python):
     torn = target / "model-00001-of-00001.safetensors"
     with torn.open("r+b") as file:
         file.truncate(1000)
-    told = refused(tmp_path, python, model=target, draft=draft)
+    told = refused(tmp_path, write_spec(tmp_path, python, model=target, draft=draft))
     assert told == f"engine.model: {torn}: torn safetensors header; copy it again"
 
 
@@ -151,7 +203,7 @@ def test_prompt_files(tmp_path, python, content, line):
     path = tmp_path / "prompts.jsonl"
     if content is not None:
         path.write_bytes(content)
-    told = refused(tmp_path, python, prompts=path)
+    told = refused(tmp_path, write_spec(tmp_path, python, prompts=path))
     assert told.startswith(f"{path}:")
     assert line in told
 
@@ -169,63 +221,35 @@ def test_interpreter_without_sglang(tmp_path):
     """An interpreter that has no SGLang is refused before Ray starts."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     bare = tmp_path / "bare" / "bin" / "python"
-    told = refused(tmp_path, bare)
+    told = refused(tmp_path, write_spec(tmp_path, bare))
     assert told == f"engine.python: {bare} has no sglang: install it there, or name another one"
 
 
 def test_interpreter_missing(tmp_path):
     """An interpreter that is not there is refused before Ray starts."""
-    told = refused(tmp_path, "/no/such/python")
+    told = refused(tmp_path, write_spec(tmp_path, "/no/such/python"))
     assert told.startswith("engine.python: /no/such/python cannot be run: ")
     assert told.endswith(": name an interpreter that has SGLang")
 
 
-def test_unknown_flag(tmp_path, python):
-    """A flag that this SGLang does not know: `doctor` finds it (exit 1), and from then on `run` refuses it (exit 2)."""
-    spec = write_spec(tmp_path, python, args="cuda-graph-max-bs: 8")
-    line = "SGLang 0.5.20 has no such flag; did you mean 'cuda-graph-max-bs-decode'?"
-    done = command("doctor", spec, cwd=tmp_path)
-    assert done.returncode == 1
-    assert f"\tproblem\tengine.args.cuda-graph-max-bs\t{line}\n" in done.stdout
-    told = refused(tmp_path, python, args="cuda-graph-max-bs: 8")
-    assert told == f"engine.args.cuda-graph-max-bs: {line}"
+@pytest.mark.parametrize("place", ["engine.args.cuda-graph-max-bs", "start_from[0].cuda-graph-max-bs"])
+def test_removed_flag(tmp_path, python, place):
+    """A flag that this SGLang does not have is found the first time, wherever it stands, with its name of today."""
+    path = write_spec(tmp_path, python, args="cuda-graph-max-bs: 8" if place.startswith("engine") else "")
+    if place.startswith("start"):
+        path.write_text(path.read_text() + "start_from: [{cuda-graph-max-bs: 8}]\n")
+    line = f"{place}: SGLang 0.5.20 has no such flag; did you mean 'cuda-graph-max-bs-decode'?"
+    assert refused(tmp_path, path) == line
+    assert refused(tmp_path, path) == line
+    assert times_asked(python) == 1
+    done = command("plan", path, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"raytune-eagle: {line}\n")
 
 
-# ------------------------------------------------------------------------------------------------------------- results
-def test_results_directory_not_writable(tmp_path, python):
-    """Results that could not be written are refused before anything is launched."""
-    (tmp_path / "file").touch()
-    told = refused(tmp_path, python, "--results", tmp_path / "file" / "results")
-    assert told == f"--results: {tmp_path}/file is a file, not a folder; name another"
-    told = refused(tmp_path, python, "--results", "/proc/results")
-    assert told.startswith("--results: /proc cannot be written (")
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Records of a small study, made in virtual time."""
-    folder = tmp_path_factory.mktemp("results")
-    space, store = make_space(), ParquetStore(str(folder))
-    store.declare(space.spec.name, {d.column: d.kind for d in space.dimensions})
-    fleet = SimulatedFleet(["a"], lambda node, job: Answer(completed(surface(job.config)), 60.0))
-    Study(space, WORKLOAD, store).run(fleet)
-    return folder
-
-
-@pytest.mark.parametrize("words", [("best", "s"), ("query", "select count(distinct number) as trials from trials")])
-def test_foreign_and_torn_files_in_results(tmp_path, results, words):
-    """A foreign file and a torn one are named and passed over; the rest is read as if they were not there."""
-    folder = tmp_path / "results"
-    shutil.copytree(results, folder)
-    trials = sorted((folder / "study=s" / "trials").glob("*.parquet"))
-    torn = trials[-1]
-    torn.write_bytes(torn.read_bytes()[:300])
-    foreign = torn.parent / "notes.parquet"
-    foreign.write_text("not parquet at all")
-    (torn.parent / "README.txt").write_text("a foreign file of another kind")
-    done = command(*words, "--results", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if line.startswith("raytune-eagle: ")]
-    assert len(told) == 2
-    assert {path.name for path in (torn, foreign) for line in told if path.name in line} == {torn.name, foreign.name}
-    assert words[0] == "best" or str(len(trials) - 1) in done.stdout
+def test_plan_without_sglang_says_that_flags_are_not_checked(tmp_path):
+    """Where there is no SGLang to ask, `plan` goes by the spec and says so; it is no mistake there."""
+    done = command("plan", write_spec(tmp_path, "/no/python", args="tp-sise: 1"), cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.startswith("raytune-eagle: engine.python: /no/python cannot be run: ")
+    assert done.stderr.endswith("; flags are not checked\n")
+    assert "1 valid points" in done.stdout

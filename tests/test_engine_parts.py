@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,9 +18,10 @@ from raytune_eagle.engines import launch
 from raytune_eagle.engines.gpus import Gpu, Nvml, await_release, require_free, visible_indices
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine, whose
+from raytune_eagle.engines.vitals import Pulse
 from raytune_eagle.engines.watch import LogFollower, Stall
 from raytune_eagle.errors import NodeError
-from raytune_eagle.logs import Failure
+from raytune_eagle.failures import Failure
 from raytune_eagle.model import Config, Job, Speculative, Workload
 
 SPEC = Speculative(draft="builtin:tiny", num_steps=3, eagle_topk=4, num_draft_tokens=12)
@@ -39,7 +41,7 @@ def settings(tmp_path, monkeypatch):
 
 
 def test_whose_fault_a_refused_argument_is():
-    """An argument of this configuration alone, or its draft, is not the spec's fault; any other is."""
+    """An argument or a draft of this configuration alone is not the spec's fault; the only draft and all else is."""
     config = job(tuned_args={"own-flag": 1}, args={"common-flag": 1}).config
     assert whose(
         Failure("bad_argument", "arguments", "", "spec", line="unrecognized arguments: --own-flag"), config
@@ -49,6 +51,9 @@ def test_whose_fault_a_refused_argument_is():
         whose(Failure("model_missing", "arguments", "", "spec", line="'builtin:tiny' missing"), config)
         == "configuration"
     )
+    missing = Failure("model_missing", "arguments", "", "spec", line="'builtin:tiny' missing")
+    assert whose(missing, config, only_draft="builtin:tiny") == "spec"
+    assert whose(missing, config, only_draft="another") == "configuration"
     assert whose(Failure("disk_full", "arguments", "", "machine"), config) == "machine"
 
 
@@ -143,16 +148,31 @@ def nvml(monkeypatch, **changes):
         nvmlDeviceGetUUID=lambda handle: f"GPU-{'abc'[handle]}",
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=3 << 30, total=8 << 30),
         nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=100 + handle, usedGpuMemory=2 << 30)],
+        nvmlDeviceGetClockInfo=lambda handle, _: 1980 - handle,
+        nvmlDeviceGetTemperature=lambda handle, _: 40 + handle,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
     )
     vars(found).update(changes)
     monkeypatch.setitem(sys.modules, "pynvml", found)
+
+
+def test_gpu_that_does_not_tell_its_clock_is_used_all_the_same(monkeypatch):
+    """A MIG slice refuses to say; that is no failure of the machine."""
+
+    def refuse(*_):
+        raise NvmlError
+
+    nvml(monkeypatch, nvmlDeviceGetClockInfo=refuse, nvmlDeviceGetTemperature=refuse)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert Nvml(1).look() == [Gpu(0, 3072, {100: 2048}, 8192, 0, 0)]
 
 
 def test_nvml_looks_at_our_gpus_only(monkeypatch):
     """CUDA_VISIBLE_DEVICES chooses, memory is in MiB, and too few GPUs or a broken driver are the machine's fault."""
     nvml(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,0")
-    assert Nvml(2).look() == [Gpu(2, 3072, {102: 2048}, 8192), Gpu(0, 3072, {100: 2048}, 8192)]
+    assert Nvml(2).look() == [Gpu(2, 3072, {102: 2048}, 8192, 1978, 42), Gpu(0, 3072, {100: 2048}, 8192, 1980, 40)]
     with pytest.raises(NodeError, match="3 GPUs asked for, 2 visible"):
         Nvml(3).look()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -187,3 +207,34 @@ def test_stall_needs_silence_and_idleness():
     assert not stall.over(1.0, grew=True)
     time.sleep(0.06)
     assert stall.over(1.0, grew=False)
+
+
+class Sleeper:
+    """A process tree that uses no CPU, and GPUs whose clocks fall at each look."""
+
+    looks = 0
+
+    def cpu_s(self):
+        return 0.0
+
+    def look(self):
+        self.looks += 1
+        return [Gpu(0, 0, {}, 0, 1980, 60), Gpu(1, 0, {}, 0, 1980 - 100 * self.looks, 60 + self.looks)]
+
+
+def test_pulse_counts_what_others_do():
+    """A core that another process keeps busy is other load; GPUs are looked at now and then."""
+    machine = Sleeper()
+    pulse = Pulse(machine, machine)
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        pass
+    ours = pulse.take()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        time.sleep(1.0)
+        theirs = pulse.take()
+        busy.kill()
+    assert (ours.clock_mhz, ours.temperature_c) == (1880, 61), "the slowest and the hottest of them"
+    assert theirs.clock_mhz is None
+    assert machine.looks == 1
+    assert theirs.other_cores > 0.5

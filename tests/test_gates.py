@@ -10,10 +10,11 @@ import pytest
 from made import WORKLOAD, completed
 from rigs import FAKE
 
-from raytune_eagle import gates
+from raytune_eagle import gates, specfile
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import GateError
+from raytune_eagle.gates.foreseen import foreseen
 from raytune_eagle.model import Completed, Config, Failed, Gate, Job, Prompt, ServerFacts, Speculative, Workload
 from raytune_eagle.nodes.turns import FreeForAll
 from raytune_eagle.trial import run_trial
@@ -93,6 +94,7 @@ def test_speculation_in_the_baseline_or_none_where_asked():
 def test_arguments_that_sglang_made_others_of():
     """Each flag that differs is named with both values; equal ones in another spelling are not."""
     args = {"page-size": 64, "attention-backend": "triton", "mem-fraction-static": "0.50", "chunked-prefill-size": None}
+    args |= {"tp": 1, "data-parallel-size": 1, "dtype": "auto", "disable-cuda-graph": False}
     eight = EAGLE3.model_copy(update={"num_draft_tokens": 8})
     found = gates.before(seen(speculative=eight, args=args, tuned_args={"no-such-flag": 1}))
     assert verdicts(found)["resolved_args"] == "warning"
@@ -202,6 +204,14 @@ def test_a_draft_that_guesses_nothing():
     assert "accept_len" not in verdicts(gates.after(seen("0516_h200_baseline", outcome=silent, speculative=None)))
 
 
+@pytest.mark.parametrize(("steps", "length", "verdict"), [(3, 1.7, "warning"), (3, 1.8, "passed"), (1, 1.3, "passed")])
+def test_a_draft_that_guesses_little_is_told(steps, length, verdict):
+    """Captured layers that are not those of the training cost half of the guesses, and nothing else shows it."""
+    few = EAGLE3.model_copy(update={"num_steps": steps})
+    found = gates.after(seen(outcome=completed(100, accept_len=length), speculative=few))
+    assert verdicts(found)["accept_len"] == verdict
+
+
 def test_graphs_that_are_not_used():
     """Enabled, and most batches without: told. Where graphs are off as asked there is nothing to tell."""
     without = READY + DECODE.format(9, 2, "False") * 3 + DECODE.format(8, 2, "True")
@@ -234,6 +244,41 @@ def test_failed_requests_are_told():
     rows = (outcome.requests[0].model_copy(update={"error": "timed out after 120 s"}), *outcome.requests[1:])
     found = gates.after(seen(outcome=outcome.model_copy(update={"requests": rows})))
     assert "1 of 3 requests failed, for example: timed out" in detail(found, "requests")
+
+
+SPEC = {
+    "name": "s",
+    "engine": {"model": "/m", "draft": "/d"},
+    "space": {"speculative": {"num_steps": [3], "eagle_topk": [1], "num_draft_tokens": [4]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"space": {"nccl": {"NCCL_PROTO": ["LL"]}}, "engine": {"args": {"tp-size": 8}}}, ["NCCL_DEBUG: INFO"]),
+        ({"space": {"nccl": {"NCCL_PROTO": ["LL"]}},
+          "engine": {"args": {"tp-size": 8}, "env": {"NCCL_DEBUG": "INFO"}}}, []),
+        ({"workload": {"chat": True}}, ["no chat template in it"]),
+        ({"engine": {"args": {"chat-template": "chatml"}}}, ["prompts are sent without it"]),
+        ({"engine": {"args": {"chat-template": "chatml"}}, "workload": {"chat": True}}, []),
+    ],
+)  # fmt: skip
+def test_what_would_be_gated_is_foreseen(tmp_path, changes, said):
+    """`doctor` tells from the spec alone what each launch would be told, with what to write."""
+    tree = {**SPEC, **{part: {**SPEC.get(part, {}), **changed} for part, changed in changes.items()}}
+    found = [each.line for each in foreseen(specfile.parse(tree), str(tmp_path))]
+    assert len(found) == len(said), found
+    assert all(words in line for words, line in zip(said, found, strict=True))
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja"])
+def test_model_with_a_template_is_not_measured_without_it_unsaid(tmp_path, where):
+    """An instruct model's draft is believed less on text without the template: told before the night is spent."""
+    (tmp_path / where).write_text('{"chat_template": "{{ messages }}"}')
+    (line,) = [each.line for each in foreseen(specfile.parse(SPEC), str(tmp_path))]
+    assert "write workload.chat: true" in line
+    assert list(foreseen(specfile.parse(SPEC), "org/model")) == [], "nothing is said of what cannot be looked at"
 
 
 # ------------------------------------------------------------------------------------------ beside plain decoding
@@ -333,6 +378,15 @@ def test_gate_fails_the_trial(tmp_path, env, name, measured):
     assert outcome.server_log
     assert outcome.server.version == "0.5.20"
     assert [event for event in told if event[0] == "gate" and event[1].startswith(f"failed {name}: ")]
+
+
+@pytest.mark.slow
+def test_draft_that_guesses_nothing_costs_no_passes(tmp_path):
+    """The warm-up shows it: the trial ends there, its rows kept, and the passes that would take minutes are not run."""
+    outcome, told = trial(tmp_path, "reject")
+    assert {row.repeat for row in outcome.requests if row.error is None} == {-1}
+    assert "in the warm-up" in outcome.failure_detail
+    assert not [event for event in told if event[0] == "pass"]
 
 
 @pytest.mark.slow

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from raytune_eagle.client import data_lines, token_count
+from raytune_eagle.client import data_lines
 from raytune_eagle.errors import BenchError, SpecError
 from raytune_eagle.measure import MeasureResult, measure
-from raytune_eagle.model import Prompt, Request, ServerFacts, Workload
+from raytune_eagle.model import Prompt, Request, ServerFacts, Vitals, Workload
 from raytune_eagle.passes import FILLER, WARM_UP
+from raytune_eagle.wire import token_count
 
 CAPTURES = Path(__file__).parent / "assets" / "streams"
 
@@ -62,6 +63,10 @@ class Stub:
         self.checks += 1
         if time.perf_counter() >= self.dead_at:
             raise BenchError("cuda_ima", "the scheduler died of an illegal memory access")
+
+    def vitals(self) -> Vitals:
+        """A machine whose other load rises by a core a second."""
+        return Vitals(other_cores=time.perf_counter() % 1000)
 
     def log(self) -> bytes:
         """Nothing: the bench never asks for it."""
@@ -158,6 +163,16 @@ def work(prompts: int = 4, **values) -> Workload:
 def run(server: Stub, workload: Workload) -> MeasureResult:
     """Measure without listening to the progress."""
     return measure(server, workload, lambda name, detail: None)
+
+
+def test_samples_of_the_machine_are_kept_by_pass(stub):
+    """Twice a second, with the pass that they fell into: what tells why one pass was slower than another."""
+    prompts = tuple(Prompt(id=f"p{n}", category="code", text=f"text {n}") for n in range(8))
+    stub.act = lambda number, text: Act(tokens=30, pace_s=0.02)
+    result = run(stub, Workload(prompts=prompts, min_passes=2, max_passes=2, precision=0.9))
+    assert {sample.repeat for sample in result.samples} >= {0, 1}
+    assert len(result.samples) >= 6
+    assert all(sample.vitals.other_cores is not None for sample in result.samples)
 
 
 def refused(server: Stub, workload: Workload) -> BenchError:

@@ -140,6 +140,7 @@ def test_points_are_what_judging_every_combination_gives(spec):
         space = Space(spec)
     except SpecError:
         return  # nothing valid at all
+    columns |= {d.column: [None] for d in space.dimensions if d.dropped}
     wanted = set()
     for combination in itertools.product(*columns.values()):
         form = space.judge(space.config(dict(zip(columns, combination, strict=True)))).canonical

@@ -6,8 +6,6 @@ for a sample. ``python tests/test_rules_sglang.py`` makes the file anew.
 
 import gzip
 import json
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -18,6 +16,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import wide_space  # noqa: E402 - a sibling
+from sglang_answers import ask  # noqa: E402 - likewise
 
 from raytune_eagle import rules  # noqa: E402
 
@@ -33,15 +32,6 @@ BEYOND_RESOLUTION = {
 """Rules of what goes wrong after SGLang has accepted its arguments, and when."""
 
 BY_MEMORY = ("chunked-prefill-size", "cuda-graph-max-bs-decode", "disable-cuda-graph")
-
-
-def ask(points):
-    """SGLang's answers, from one process of its own."""
-    lines = "".join(json.dumps(point) + "\n" for point in points)
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE.parent)}
-    script = [sys.executable, HERE / "sglang_resolution.py"]
-    done = subprocess.run(script, input=lines, capture_output=True, text=True, env=env, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def draws():

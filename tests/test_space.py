@@ -71,8 +71,11 @@ def test_points_are_distinct_valid_and_canonical():
 
 
 def test_size_counted_by_hand():
-    """2 drafts × (3 chains + topk 2: steps 1 take 2..3 tokens, 2 take 3..6, 3 take 4..6) × (Simple × 2 + LL) × 4."""
-    assert space(SMALL).size == 2 * (3 + 2 + 4 + 3) * 3 * 4
+    """2 drafts × (3 chains + topk 2: steps 1 take 2..3 tokens, 2 take 3..6, 3 take 4..6) × 2 pages × what NCCL does.
+
+    That is Simple × 2 + LL without custom all-reduce; with it NCCL's settings decide nothing.
+    """
+    assert space(SMALL).size == 2 * (3 + 2 + 4 + 3) * 2 * (3 + 1)
 
 
 def test_seeded_order_is_a_permutation():
@@ -95,11 +98,11 @@ def test_optuna_proposals_come_back_as_told():
         settled += 1
         config, params = found
         assert params == s.params(config)
-        assert rules.judge(config).findings == ()
+        assert s.judge(config).findings == ()
         told = s.told(config)
         assert told is not None
         optuna.trial.create_trial(params=told[0], distributions=told[1], value=1.0)  # raises when they disagree
-        assert rules.key(s.config({**params, **told[0]})) == rules.key(config)
+        assert s.key(s.config({**params, **told[0]})) == s.key(config)
     assert settled > 100
 
 
@@ -180,11 +183,86 @@ def test_column_kinds():
 
 
 def test_notes_of_a_study():
-    """What no rule forbids is said: streams above SGLang's cap, custom all-reduce that keeps NCCL off the path."""
+    """What no rule forbids is said: streams above SGLang's cap."""
     s = space(SMALL.replace("name: s", "name: s\nworkload: {concurrency: [64]}"))
     assert [line.split(":")[0] for line in s.notes()] == ["concurrency 64"]
-    without = space(SMALL.replace("disable-custom-all-reduce: [true, false], ", ""))
-    assert [line for line in without.notes() if "disable-custom-all-reduce" in line]
+
+
+CUSTOM = SMALL.replace("disable-custom-all-reduce: [true, false], ", "")
+FUSING = {"sglang": (0, 5, 20), "arch": 90, "architecture": "KimiK25ForConditionalGeneration"}
+
+
+@pytest.mark.parametrize(
+    ("text", "facts", "advice"),
+    [
+        (CUSTOM, {"custom_all_reduce": True}, "write disable-custom-all-reduce: true to search it"),
+        (SMALL, FUSING, "write enforce-disable-flashinfer-allreduce-fusion: true to search it"),
+        (
+            CUSTOM,
+            {**FUSING, "custom_all_reduce": True},
+            "write enforce-disable-flashinfer-allreduce-fusion: true and disable-custom-all-reduce: true to search it",
+        ),
+        (SMALL.replace("tp-size: 8", "tp-size: 1"), {}, "search it where tp-size is 2 or more"),
+    ],
+    ids=["custom", "fusion", "both", "tp1"],
+)
+def test_nccl_is_not_searched_where_it_cannot_act(text, facts, advice):
+    """With custom all-reduce, fusion or one GPU no NCCL setting is made; its column stays, and a line says why."""
+    s = Space(specfile.parse(yaml.safe_load(text)), rules.Assumptions(**facts))
+    assert advice in s.without_nccl
+    assert [line for line in s.notes() if advice in line]
+    assert {p["nccl_proto"] for p in s.points()} == {p["nccl_buffsize"] for p in s.points()} == {None}
+    assert {d.column: d.kind for d in s.dimensions}["nccl_buffsize"] == "int"
+    assert all("NCCL" not in s.config(p).command() for p in s.points())
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    assert s.suggest(study.ask())["nccl_proto"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        (CUSTOM, {"custom_all_reduce": False}),
+        (CUSTOM, {}),
+        (SMALL.replace("args: {tp-size: 8}", "args: {tp-size: 8, enforce-disable-flashinfer-allreduce-fusion: true}"),
+         FUSING),
+        (SMALL, {**FUSING, "arch": 120}),
+        (SMALL, {**FUSING, "sglang": (0, 5, 8)}),
+        (CUSTOM.replace("args: {tp-size: 8}", "args: {tp-size: 8, nnodes: 2}"), {"custom_all_reduce": True}),
+    ],
+    ids=["no_nvlink", "unknown_links", "fusion_off", "other_gpu", "before_fusion", "two_machines"],
+)  # fmt: skip
+def test_nccl_is_searched_where_it_acts(text, facts):
+    """Without NVLink, with fusion off or unknown here, NCCL settings are searched."""
+    s = Space(specfile.parse(yaml.safe_load(text)), rules.Assumptions(**facts))
+    assert s.without_nccl is None
+    assert {p["nccl_proto"] for p in s.points()} == {"Simple", "LL"}
+
+
+def test_nothing_but_nccl_to_search_and_nothing_of_it_acts():
+    """A space of NCCL settings alone that cannot act is a mistake, not a study of one point."""
+    text = "name: s\nengine: {model: /m}\nspace: {nccl: {NCCL_PROTO: [null, LL]}}\n"
+    with pytest.raises(SpecError, match=r"space.nccl: --tp-size 1 reduces nothing.*nothing else is searched"):
+        space(text)
+
+
+def test_a_start_with_nccl_settings_that_cannot_act_is_a_point_of_the_space():
+    """The launch keeps them word for word; its point is the one without, of which the sampler learns."""
+    s = space(CUSTOM + "start_from: [{num_steps: 1, eagle_topk: 2, num_draft_tokens: 3, NCCL_PROTO: LL}]")
+    start = s.starts[0].config
+    assert start.env == {"NCCL_PROTO": "LL"}
+    told = s.told(start)
+    assert told is not None
+    assert told[0]["nccl_proto"] is None
+    assert s.key(start) == s.key(start.model_copy(update={"env": {}}))
+
+
+def test_what_every_launch_has_stays():
+    """A proposal is launched with engine.env and engine.args as written, also where a rule sees no effect in them."""
+    text = CUSTOM.replace("args: {tp-size: 8}", "args: {tp-size: 8, dtype: auto}, env: {NCCL_MIN_CTAS: 2}")
+    s = space(text)
+    config, _ = s.settle({"num_steps": 1, "eagle_topk": 1, "num_draft_tokens": 2, "draft": "/d1"})
+    assert config.env == {"NCCL_MIN_CTAS": "2"}
+    assert config.args == {"tp-size": 8, "dtype": "auto"}
 
 
 def test_64_draft_tokens_are_launched_only_where_asked_for():
@@ -199,5 +277,5 @@ def test_a_cross_rule_splits_the_space():
     """With pages of 16 trees need another backend than fa4, chains do not: counted by hand."""
     text = SMALL.replace("page-size: [null, 16]", "page-size: [null, 16], attention-backend: [fa3, fa4]")
     one = space(text.replace("[/d1, /d2]", "/d1"))
-    chains, trees, server = 3, 2 + 4 + 3, 3 * 2
+    chains, trees, server = 3, 2 + 4 + 3, 3 + 1
     assert one.size == (4 * chains + 3 * trees) * server

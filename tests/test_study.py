@@ -7,7 +7,7 @@ import pytest
 from made import SPEC, WORKLOAD, ListStore, completed, failed, make_space, surface
 
 from raytune_eagle.errors import NodeError, SpecError
-from raytune_eagle.model import Completed, Failed
+from raytune_eagle.model import Completed, Failed, Prompt
 from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
 from raytune_eagle.study import Study
 
@@ -232,6 +232,62 @@ def test_plain_decoding_that_fails_stops_the_study():
     assert [(r.kind, r.status) for r in store.records] == [("baseline", "failed")]
 
 
+@pytest.mark.parametrize(("name", "launches"), [("draft_class", 1), ("shape_mismatch", 3), ("accept_len", 3)])
+def test_only_draft_that_is_at_fault_stops_the_study(name, launches):
+    """No night is spent on a draft that cannot work: the study ends with the reason, its records kept."""
+
+    def respond(node, job):
+        return Answer(failed(name) if job.config.speculative else completed(90), 1.0)
+
+    store = ListStore()
+    with pytest.raises(SpecError, match=rf"engine.draft: no launch with it succeeds \({launches} failed, {name}\)"):
+        run(store, SimulatedFleet(["a"], respond))
+    assert kinds(store) == {"baseline": 1, "trial": launches}
+
+
+def test_draft_failure_stops_nothing_where_another_may_work():
+    """With two drafts, after a success, or of a class that a configuration is to blame for, the search goes on."""
+    two = make_space(engine__draft=["/d", "/e"])
+    for space, name, bad in [
+        (two, "draft_class", lambda config: config.speculative.draft == "/d"),
+        (make_space(), "accept_len", lambda config: config.speculative.num_steps == 1),
+        (make_space(), "graph_capture_failed", lambda _: True),
+    ]:
+        store = ListStore()
+        respond = lambda node, job, name=name, bad=bad: Answer(  # noqa: E731
+            failed(name) if job.config.speculative and bad(job.config) else completed(90), 1.0
+        )
+        run(store, SimulatedFleet(["a"], respond), space)
+        assert kinds(store)["trial"] == 12
+
+
+def test_text_that_is_not_the_models_never_wins():
+    """A launch whose answers part from plain decoding's is kept as failed, however fast it was."""
+    prompts = WORKLOAD.model_copy(
+        update={"prompts": tuple(Prompt(id=f"p{n}", category="code", text=f"text {n}") for n in range(9))}
+    )
+
+    def respond(node, job):
+        broken = bool(job.config.speculative and job.config.speculative.num_steps == 1)
+        row = completed(1).requests[0]
+        rows = tuple(
+            row.model_copy(
+                update={"prompt_id": p.id, "output_hash": str(broken), "prefix_hashes": ("x", f"{broken}", "z")}
+            )
+            for p in prompts.prompts
+        )
+        return Answer(completed(1000 if broken else 100).model_copy(update={"requests": rows}), 1.0)
+
+    store = ListStore()
+    Study(make_space(), prompts, store).run(SimulatedFleet(["a"], respond))
+    broken = [r for r in store.records if r.config.speculative and r.config.speculative.num_steps == 1]
+    assert broken
+    assert {(r.status, r.outcome.failure_class, r.outcome.failure_phase) for r in broken} == {
+        ("failed", "text", "gate")
+    }
+    assert {r.status for r in store.records if r not in broken} == {"completed"}
+
+
 def test_nodes_may_join_and_leave():
     """A node that joins is used (after its own baseline), one that leaves is not waited for."""
     store = ListStore()
@@ -270,7 +326,7 @@ def test_other_spec_under_the_same_name_is_refused():
     store = ListStore()
     run(store, SimulatedFleet(["a"], measured))
     with pytest.raises(SpecError) as caught:
-        Study(make_space(engine={"model": "/other", "draft": "/d", "args": {"tp-size": 8}}), WORKLOAD, store)
+        Study(make_space(engine__model="/other"), WORKLOAD, store)
     assert caught.value.problems[1] == '  engine.model: "/m" -> "/other"'
     Study(make_space(budget__trials=20), WORKLOAD, store)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from raytune_eagle.engines.launch import Settings
+from raytune_eagle.engines.machine import Installed
 from raytune_eagle.errors import NodeError
 
 _ASK_S = 120.0
@@ -90,6 +91,11 @@ class Flags:
         """One line of JSON."""
         return json.dumps({"version": self.version, "flags": {name: asdict(flag) for name, flag in self.flags.items()}})
 
+    def choices(self, name: str) -> tuple[str, ...] | None:
+        """What a flag takes; None for anything, and for a flag that there is not."""
+        flag = self.flags.get(name)
+        return flag.choices if flag else None
+
     def mistake(self, name: str, value: Any) -> str | None:
         """Why the server would not take ``--name value``, and what to write instead; None when it would."""
         flag = self.flags.get(name)
@@ -138,13 +144,13 @@ def mistakes(flags: Flags, places: Mapping[str, tuple[str, Any]]) -> Iterator[st
             yield f"{place}: {wrong}"
 
 
-def ask(settings: Settings, version: str) -> Flags:
-    """All flags of the node's own SGLang of this version, from the cache or from itself.
+def ask(settings: Settings, there: Installed) -> Flags:
+    """All flags of the node's own SGLang, from the cache or from itself.
 
     Raises:
         NodeError: it could not be asked.
     """
-    known = cached(settings, version)
+    known = cached(settings, there)
     if known is not None:
         return known
     kind = "cuda" if settings.gpus else "cpu"
@@ -158,22 +164,22 @@ def ask(settings: Settings, version: str) -> Flags:
         raise NodeError(
             f"{settings.interpreter}: SGLang does not tell its flags: {(why or ['no answer'])[-1]}"
         ) from exc
-    _keep(_file(settings, version), flags)
+    _keep(_file(settings, there), flags)
     return flags
 
 
-def cached(settings: Settings, version: str) -> Flags | None:
+def cached(settings: Settings, there: Installed) -> Flags | None:
     """What this interpreter's SGLang of this version answered before; None when it was not asked yet."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = Flags.from_json(_file(settings, version).read_text(encoding="utf-8"))
-        return found if found.version == version else None
+        found = Flags.from_json(_file(settings, there).read_text(encoding="utf-8"))
+        return found if found.version == there.sglang else None
     return None
 
 
-def _file(settings: Settings, version: str) -> Path:
+def _file(settings: Settings, there: Installed) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     kind = "cuda" if settings.gpus else "cpu"
-    name = hashlib.blake2s(f"{settings.interpreter}\n{version}\n{kind}".encode(), digest_size=8).hexdigest()
+    name = hashlib.blake2s(f"{there.home}\n{there.sglang}\n{kind}".encode(), digest_size=8).hexdigest()
     return Path(home).expanduser() / "raytune-eagle" / f"flags-{name}.json"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,12 +20,27 @@ RELEASE_S = 60.0
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU at one moment: memory in use, and by which processes (pid to MiB); 0 in all where nobody asked."""
+    """One GPU at one moment: memory in use, and by which processes (pid to MiB); 0 where nobody asked or can tell."""
 
     index: int
     used_mib: int
     processes: dict[int, int]
     total_mib: int = 0
+    clock_mhz: int = 0
+    temperature_c: int = 0
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What kind of GPUs a node has.
+
+    Attributes:
+        arch: compute capability, 90 for Hopper.
+        nvlink: whether each two are joined by NVLink, as SGLang asks it (``is_full_nvlink``); None for a single one.
+    """
+
+    arch: int
+    nvlink: bool | None
 
 
 class Gpus(Protocol):
@@ -56,6 +72,14 @@ class Nvml:
             raise NodeError(f"{self.count} GPUs asked for, {len(every)} visible (CUDA_VISIBLE_DEVICES={visible})")
         return every[: self.count]
 
+    def traits(self) -> Traits:
+        """What kind of GPUs they are; `NodeError` when the driver cannot tell."""
+        with _nvml() as nvml:
+            handles = self._handles(nvml)
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handles[0])
+            pairs = list(itertools.combinations(handles, 2))
+            return Traits(10 * major + minor, all(_linked(nvml, *pair) for pair in pairs) if pairs else None)
+
     @staticmethod
     def _state(nvml: Any, handle: Any) -> Gpu:
         processes = {
@@ -63,7 +87,26 @@ class Nvml:
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         }
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return Gpu(nvml.nvmlDeviceGetIndex(handle), memory.used // MIB, processes, memory.total // MIB)
+        used, total = memory.used // MIB, memory.total // MIB
+        return Gpu(nvml.nvmlDeviceGetIndex(handle), used, processes, total, *_clock_and_heat(nvml, handle))
+
+
+def _clock_and_heat(nvml: Any, handle: Any) -> tuple[int, int]:
+    """SM clock in MHz and degrees Celsius; 0 for what this GPU (a MIG slice, say) or this binding does not tell."""
+    clock = heat = 0
+    with suppress(nvml.NVMLError, AttributeError):
+        clock = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+    with suppress(nvml.NVMLError, AttributeError):
+        heat = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+    return clock, heat
+
+
+def _linked(nvml: Any, one: Any, other: Any) -> bool:
+    try:
+        status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    except nvml.NVMLError:  # what a machine without NVLink answers, too
+        return False
+    return bool(status == nvml.NVML_P2P_STATUS_OK)
 
 
 def visible_indices(visible: str, uuids: list[str]) -> list[int]:

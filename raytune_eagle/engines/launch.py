@@ -37,6 +37,7 @@ class Settings:
         start_timeout_s: a start is ended after so long.
         gpus: how many this node has; 0 asks for no GPU and looks at none.
         cores: CPU cores for the server; None is all.
+        only_draft: of the whole study; a launch that cannot find it says that no other will. None with several.
     """
 
     work_dir: Path
@@ -46,6 +47,7 @@ class Settings:
     start_timeout_s: float = 1800.0
     gpus: int = 0
     cores: tuple[int, ...] | None = None
+    only_draft: str | None = None
 
     @property
     def interpreter(self) -> str:

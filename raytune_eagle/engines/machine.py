@@ -37,17 +37,18 @@ from importlib import metadata
 def version(name):
     try: return metadata.version(name)
     except metadata.PackageNotFoundError: return None
-found = {"python": ".".join(map(str, sys.version_info[:3])), "sglang": version("sglang"), "pins": {}}
-if found["sglang"]:
-    for line in metadata.requires("sglang") or ():
-        match = re.fullmatch(r"([A-Za-z0-9_.-]+)(?:\\[.*\\])?==([^;, ]+)", line)
+found = {"python": ".".join(map(str, sys.version_info[:3])), "home": sys.prefix, "pins": {}}
+found["sglang"] = version("sglang")
+for package in ("sglang", "torch"):
+    for line in (version(package) and metadata.requires(package)) or ():
+        match = re.fullmatch(r"([A-Za-z0-9_.-]+)(?:\\[.*\\])?==([^;, ]+)", line.partition(";")[0].strip())
         if match: found["pins"][match[1]] = [match[2], version(match[1])]
-for name in ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+for name in ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12"):
     found[name] = version(name)
 print(json.dumps(found))
 """
-_PINNED = re.compile(r"torch|sglang-kernel|sgl-kernel|flashinfer[-_]python|transformers")
-"""Those of SGLang's pins that decide what a launch does."""
+_PINNED = re.compile(r"torch|sglang-kernel|sgl-kernel|flashinfer[-_]python|transformers|nvidia-nccl-cu1[23]")
+"""Those of SGLang's and torch's pins that decide what a launch does."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,16 @@ class Installed:
     """What the interpreter that serves has.
 
     Attributes:
-        pins: what its SGLang wants exactly, and what there is, by package.
+        pins: what its SGLang and its torch want exactly, and what there is, by package.
+        home: ``sys.prefix``: two names of one interpreter have the same.
     """
 
     python: str
     sglang: str | None
     torch: str | None
     nccl: str | None
+    cudnn: str | None
+    home: str
     pins: dict[str, tuple[str, str | None]]
 
 
@@ -76,11 +80,12 @@ def installed(settings: Settings) -> Installed:
         raise NodeError(f"{settings.interpreter} cannot be run: {(why or ['it says nothing'])[-1]}") from exc
     pins = {name: (wanted, there) for name, (wanted, there) in found["pins"].items()}
     nccl = found["nvidia-nccl-cu13"] or found["nvidia-nccl-cu12"]
-    return Installed(found["python"], found["sglang"], found["torch"], nccl, pins)
+    home = found.get("home") or settings.interpreter
+    return Installed(found["python"], found["sglang"], found["torch"], nccl, found.get("nvidia-cudnn-cu12"), home, pins)
 
 
-def check_interpreter(settings: Settings, assumed: str) -> tuple[list[Finding], str | None]:
-    """Findings about the interpreter, and the version of its SGLang; `assumed` is the spec's ``engine.version``."""
+def check_interpreter(settings: Settings, assumed: str) -> tuple[list[Finding], Installed | None]:
+    """Findings about the interpreter, and what it has, SGLang among it; `assumed` is the spec's ``engine.version``."""
     try:
         there = installed(settings)
     except NodeError as exc:
@@ -89,7 +94,7 @@ def check_interpreter(settings: Settings, assumed: str) -> tuple[list[Finding], 
         return [problem(PYTHON, f"{settings.interpreter} has no sglang: install it there, or name another one")], None
     shown = f"{settings.interpreter}: Python {there.python}, SGLang {there.sglang}, torch {there.torch or 'missing'}"
     findings = [ok(PYTHON, f"{shown}, NCCL {there.nccl or 'none'}"), *_versions(settings, there, assumed)]
-    return findings, there.sglang
+    return findings, there
 
 
 def _versions(settings: Settings, there: Installed, assumed: str) -> Iterator[Finding]:
@@ -101,7 +106,31 @@ def _versions(settings: Settings, there: Installed, assumed: str) -> Iterator[Fi
         return
     for name, (wanted, found) in there.pins.items():
         if _PINNED.fullmatch(name) and (found or "").partition("+")[0] != wanted:
-            yield warning(PYTHON, f"SGLang {there.sglang} was made for {name} {wanted}, found {found or 'none'}")
+            who = f"torch {there.torch}" if name.startswith("nvidia-") else f"SGLang {there.sglang}"
+            yield warning(PYTHON, f"{who} was made for {name} {wanted}, found {found or 'none'}")
+    yield from bad_pairs(there)
+
+
+def bad_pairs(there: Installed) -> Iterator[Finding]:
+    """Versions that are known to go wrong together, whatever is served."""
+    nccl, torch, cudnn = (parse(each) for each in (there.nccl, there.torch, there.cudnn))
+    if nccl >= (2, 31):
+        yield warning(
+            PYTHON,
+            f"NCCL {there.nccl}: from 2.31 on a list that names one function leaves the others without an algorithm "
+            "(vllm PR 58179): write NCCL_ALGO as ring,tree;allreduce:tree",
+        )
+    if torch[:3] == (2, 9, 1) and cudnn and cudnn < (9, 15):
+        yield warning(
+            PYTHON,
+            f"torch 2.9.1 with cuDNN {there.cudnn}: its Conv3d is slow and takes much memory, and SGLang refuses "
+            "multimodal models there (server_args.py 0.5.8:4939): install cuDNN 9.15 or newer",
+        )
+
+
+def parse(text: str | None) -> tuple[int, ...]:
+    """The numbers of a version; none where there is none."""
+    return tuple(int(part) for part in re.findall(r"\d+", text or "")[:3])
 
 
 def check_gpus(settings: Settings, gpus: Gpus) -> Iterator[Finding]:

@@ -13,7 +13,8 @@ from threading import Event, Thread
 from typing import Any
 
 from raytune_eagle.engines.launch import Launch
-from raytune_eagle.logs import Failure, redact
+from raytune_eagle.failures import Failure
+from raytune_eagle.logs import redact
 from raytune_eagle.model import ServerFacts
 
 LOOK_S = 0.1

@@ -10,15 +10,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
-from raytune_eagle import logs
+from raytune_eagle import failures, logs
 from raytune_eagle.engines.describe import describe
 from raytune_eagle.engines.gpus import Gpu, Gpus, Nvml, await_release, require_free
 from raytune_eagle.engines.guarded import Guarded, StillAliveError, sweep
 from raytune_eagle.engines.launch import Launch, Settings, command, prepare
+from raytune_eagle.engines.memory import oom_kills
 from raytune_eagle.engines.proof import Proof
+from raytune_eagle.engines.vitals import Pulse
 from raytune_eagle.engines.watch import LogFollower, Processes, Stall
 from raytune_eagle.errors import BenchError, LaunchError, NodeError, SpecError, TrialError
-from raytune_eagle.model import Config, Job, NodeFacts, ServerFacts
+from raytune_eagle.model import Config, Job, NodeFacts, ServerFacts, Vitals
 from raytune_eagle.ports import Progress
 
 LOOK_S = 0.4
@@ -36,10 +38,10 @@ PATIENCE = 2
 class RunningServer:
     """A proven server; see `raytune_eagle.ports.Server`."""
 
-    def __init__(self, running: Start) -> None:
+    def __init__(self, running: Start, gpus: Gpus | None) -> None:
         answer = running.proof.answer
         answered, ready = answer.answered_at or 0.0, answer.ready_at or 0.0
-        self._running = running
+        self._running, self._pulse = running, Pulse(running.processes, gpus)
         self.url, self.headers = running.launch.url, running.launch.headers
         self.facts: ServerFacts = answer.facts
         self.launch_s, self.ready_s = answered - running.started_at, ready - answered
@@ -49,6 +51,10 @@ class RunningServer:
         if dead := self._running.processes.dead():
             self._running.fail(dead, BenchError)
 
+    def vitals(self) -> Vitals:
+        """What else this machine does."""
+        return self._pulse.take()
+
     def log(self) -> bytes:
         """The log so far, redacted and compressed."""
         return gzip.compress(self._running.log_text().encode())
@@ -57,10 +63,10 @@ class RunningServer:
 class Start:
     """One attempt to start a server: its processes from the first to the last."""
 
-    def __init__(self, launch: Launch, config: Config, progress: Progress) -> None:
-        self.launch, self.config, self.progress = launch, config, progress
-        self.failure: logs.Failure | None = None
-        self.started_at = time.monotonic()
+    def __init__(self, launch: Launch, config: Config, progress: Progress, only_draft: str | None = None) -> None:
+        self.launch, self.config, self.progress, self.only_draft = launch, config, progress, only_draft
+        self.failure: failures.Failure | None = None
+        self.started_at, self.oom_kills = time.monotonic(), oom_kills()
         with launch.log_path.open("wb") as log:
             self.guarded = Guarded(
                 launch.argv, env=launch.env, stdout=log, grace_s=GRACE_S, remove=[launch.secret_dir], cores=launch.cores
@@ -80,7 +86,7 @@ class Start:
             for name, detail in events:
                 self.progress(name, detail)
             self._end_if_hopeless()
-            if grew and logs.hangs(self.log_text()):
+            if grew and failures.hangs(self.log_text()):
                 self._end_hanging("stalled", "the server gave up, but does not end")
             if stall.over(self.processes.cpu_s(), grew=grew):
                 self._end_hanging("stalled", f"no log line and no CPU work for {settings.start_stall_s:g} s")
@@ -96,10 +102,10 @@ class Start:
     def _end_hanging(self, name: str, why: str) -> NoReturn:
         """A start that hangs may have said why (a port that was taken): then that is the failure."""
         text = self.log_text()
-        reason = next(iter(logs.matching(text)), None)
+        reason = next(iter(failures.matching(text)), None)
         if reason is None:
             reached = logs.stage(text)
-            reason = logs.Failure(name, reached, f"{why}; last stage: {reached}")
+            reason = failures.Failure(name, reached, f"{why}; last stage: {reached}")
         self._raise(reason, LaunchError)
 
     def fail(self, dead: str, error: type[TrialError]) -> NoReturn:
@@ -108,13 +114,15 @@ class Start:
         while True:
             time.sleep(SETTLE_S)
             code = self.guarded.poll()
-            failure = logs.classify(self.log_text(), code)
+            failure = failures.classify(self.log_text(), code)
             if failure.name != "unknown" or code is not None or time.monotonic() > deadline:
                 break
+        if failure.name == "killed_by_os" and oom_kills() > self.oom_kills:
+            failure = failures.killed_for_memory(failure)
         self._raise(replace(failure, detail=f"{failure.detail} ({dead})"), error)
 
-    def _raise(self, failure: logs.Failure, error: type[TrialError]) -> NoReturn:
-        fault = whose(failure, self.config)
+    def _raise(self, failure: failures.Failure, error: type[TrialError]) -> NoReturn:
+        fault = whose(failure, self.config, self.only_draft)
         if fault == "machine":
             raise NodeError(f"{failure.name}: {failure.detail}")
         if fault == "spec" and error is LaunchError:
@@ -142,13 +150,13 @@ class Start:
         self.proof.join(1)
 
 
-def whose(failure: logs.Failure, config: Config) -> logs.Fault:
+def whose(failure: failures.Failure, config: Config, only_draft: str | None = None) -> failures.Fault:
     """Whose fault it is, given what was tried: a mistake in what only this configuration says is not the spec's."""
     if failure.fault != "spec":
         return failure.fault
     own = [f"--{name}" for name in config.tuned_args]
     if config.speculative:
-        own += ["--speculative", config.speculative.draft]
+        own += ["--speculative", *({config.speculative.draft} - {only_draft})]
     return "configuration" if any(word in failure.line for word in own) else "spec"
 
 
@@ -176,7 +184,7 @@ class SglangEngine:
         before = self._before(job, progress)
         start = self._start(job, progress, before)
         try:
-            yield RunningServer(start)
+            yield RunningServer(start, self.gpus)
         finally:
             self._end(start, before)
 
@@ -200,7 +208,7 @@ class SglangEngine:
                     raise
                 progress("retry", f"{start.failure.name}: {start.failure.detail}")
                 continue
-            progress("ready", f"{RunningServer(start).launch_s:.1f} s to answer")
+            progress("ready", f"{(start.proof.answer.answered_at or 0.0) - start.started_at:.1f} s to answer")
             return start
         raise AssertionError  # the last attempt returns or raises
 
@@ -208,7 +216,7 @@ class SglangEngine:
         launch = prepare(self.settings, job)
         progress("launch", self.command(job))
         try:
-            return Start(launch, job.config, progress)
+            return Start(launch, job.config, progress, self.settings.only_draft)
         except OSError as error:
             shutil.rmtree(launch.secret_dir, ignore_errors=True)
             if isinstance(error, FileNotFoundError | PermissionError):

@@ -29,22 +29,37 @@ is not the model's. It *warns* where the launch command, pasted, gives just thes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from raytune_eagle.errors import GateError
 from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, Seen
-from raytune_eagle.gates.baseline import against
-from raytune_eagle.gates.bench import after
+from raytune_eagle.gates.baseline import against, repetition
+from raytune_eagle.gates.bench import after, draft_that_guesses_nothing
 from raytune_eagle.gates.nccl import on_path, took
-from raytune_eagle.gates.server import arguments, capacity
-from raytune_eagle.model import Completed, Failed, Gate
+from raytune_eagle.gates.server import arguments, capacity, mistaken_draft
+from raytune_eagle.model import Completed, Config, Failed, Gate, Request
 
-__all__ = ["LEAST_ACCEPT_LEN", "Seen", "after", "before", "enforce", "judged"]
+__all__ = ["LEAST_ACCEPT_LEN", "Seen", "after", "before", "early", "enforce", "judged", "standing"]
 
 
 def before(seen: Seen) -> tuple[Gate, ...]:
     """What can be known before a bench is spent."""
     return (*arguments(seen), *capacity(seen), *on_path(seen), *took(seen))
+
+
+def standing(seen: Seen) -> tuple[Gate, ...]:
+    """What can be said of a server that somebody else started, after a bench."""
+    return (*mistaken_draft(seen), *capacity(seen), *after(seen), repetition(seen.requests))
+
+
+def early(config: Config) -> Callable[[Sequence[Request]], None]:
+    """Fails a trial after its warm-up, if its draft guesses nothing: the passes would take minutes and say the same."""
+
+    def look(warm_up: Sequence[Request]) -> None:
+        if config.speculative:
+            enforce(draft_that_guesses_nothing(warm_up))
+
+    return look
 
 
 def enforce(gates: Iterable[Gate]) -> None:

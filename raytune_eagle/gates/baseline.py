@@ -9,7 +9,7 @@ the first 16 tokens nine in ten answers are then the same. Text of a broken tree
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from raytune_eagle.gates.base import failed, passed, unknown, warned
 from raytune_eagle.model import Completed, Gate, Request
@@ -28,17 +28,22 @@ Answers = Mapping[tuple[int, str], Request]
 
 def against(outcome: Completed, baseline: Completed | None, temperature: float) -> tuple[Gate, ...]:
     """Hold a trial's first answers beside those of plain decoding on the same node; both sides at `temperature`."""
-    ours, plain = answers(outcome), answers(baseline) if baseline else {}
+    ours, plain = answers(outcome.requests), answers(baseline.requests) if baseline else {}
     gates = [_repetition(ours, plain)]
     if plain and not temperature:
         gates.append(_text(ours, plain))
     return tuple(gates)
 
 
-def answers(outcome: Completed) -> Answers:
+def repetition(requests: Iterable[Request]) -> Gate:
+    """Of answers with nothing beside them."""
+    return _repetition(answers(requests), {})
+
+
+def answers(requests: Iterable[Request]) -> Answers:
     """First measured answer to each prompt, by concurrency and prompt."""
     found: dict[tuple[int, str], Request] = {}
-    for row in outcome.requests:
+    for row in requests:
         if row.repeat >= 0 and row.error is None:
             found.setdefault((row.concurrency, row.prompt_id), row)
     return found

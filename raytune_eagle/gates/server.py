@@ -6,25 +6,21 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from raytune_eagle.gates.base import Seen, failed, passed, unknown, warned
+from raytune_eagle.gates.base import Seen, draft_folder, failed, passed, unknown, warned
 from raytune_eagle.logs import OTHER_RANK, lines
 from raytune_eagle.model import FlagValue, Gate
+from raytune_eagle.rules.base import ALIASES
 
 _LOADED = re.compile(r"Load weight end\..*?\btype=(\w+)")
 _CAPTURED = re.compile(r"Capture (?:target (?:verify|decode) )?(?:cuda|CUDA) graph begin.*?\bbs[= ]*\[([\d, ]+)\]")
-_ALIASES = {
-    "tp": "tp_size",
-    "tensor_parallel_size": "tp_size",
-    "dp": "dp_size",
-    "data_parallel_size": "dp_size",
-    "pp": "pp_size",
-    "pipeline_parallel_size": "pp_size",
-    "ep": "ep_size",
-    "expert_parallel_size": "ep_size",
+_DESTINATIONS = {
+    "decode_context_parallel_size": "dcp_size",
+    "attention_context_parallel_size": "attn_cp_size",
+    "moe_data_parallel_size": "moe_dp_size",
     "speculative_algo": "speculative_algorithm",
     "speculative_draft_model": "speculative_draft_model_path",
 }
-"""Argument names that differ from their flag's (SGLang 0.5.20, ``ServerArgs.add_cli_args``)."""
+"""Arguments that have another name than their flag (SGLang 0.5.20, ``ServerArgs.add_cli_args``)."""
 
 
 def arguments(seen: Seen) -> Iterator[Gate]:
@@ -42,16 +38,16 @@ def arguments(seen: Seen) -> Iterator[Gate]:
 def _resolved_args(seen: Seen) -> Gate:
     others = []
     for flag, asked in seen.flags.items():
-        name = flag.replace("-", "_")
-        name = _ALIASES.get(name, name)
+        name = ALIASES.get(flag, flag).replace("-", "_")
+        name = _DESTINATIONS.get(name, name)
         if name in seen.info and not _same(asked, seen.info[name]):
             others.append(f"{flag}: {asked} asked, {seen.info[name]} runs")
     return warned("resolved_args", "; ".join(others)) if others else passed("resolved_args")
 
 
 def _same(asked: FlagValue, runs: Any) -> bool:
-    """Whether a resolved argument is what was asked; what was left unset, and what is a whole object, cannot differ."""
-    if asked is None or asked is False or isinstance(runs, dict) or str(asked).startswith("builtin:"):
+    """Whether a resolved argument is what was asked; what was left to SGLang, and whole objects, cannot differ."""
+    if asked in (None, False, "auto") or isinstance(runs, dict) or str(asked).startswith("builtin:"):
         return True
     if isinstance(asked, list) or isinstance(runs, list):
         sides = [side if isinstance(side, list) else [side] for side in (asked, runs)]
@@ -71,6 +67,14 @@ def _algorithm(seen: Seen) -> Gate:
         return failed("algorithm", f"plain decoding was asked for, {runs} runs")
     detail = "so the draft is not given the hidden states that it was trained on: leave --speculative-algorithm to us"
     return failed("algorithm", f"{asked} was asked for, {runs or 'plain decoding'} runs, {detail}")
+
+
+def mistaken_draft(seen: Seen) -> Iterator[Gate]:
+    """An EAGLE-3 draft under another algorithm, where nobody here asked for either."""
+    runs, draft = seen.info.get("speculative_algorithm"), draft_folder(seen)
+    if runs in {None, "EAGLE3"} or draft is None or not any("Eagle3" in name for name in draft.architectures):
+        return
+    yield failed("algorithm", f"an EAGLE-3 draft runs under {runs}: start it with --speculative-algorithm EAGLE3")
 
 
 def _draft_class(seen: Seen) -> Gate:

@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from raytune_eagle.model import Request
+from raytune_eagle.model import Request, Sample
 from raytune_eagle.statistics import t_975, tabulate
 
 _NOTICEABLE = 0.02
 """Of throughput: less is no cause worth telling."""
-_FEW = 3
+_LEAST, _FEW = 2, 3
+_SIGNS = (
+    ("other_cores", "other load", "cores", 1, 0.5),
+    ("clock_mhz", "GPU clocks fell", "MHz", -1, 0.02),
+    ("temperature_c", "GPUs grew hot", "C", 1, 8.0),
+)
+"""Of `Vitals`: name, words, unit, whether a rise or a fall is to blame, and the least of it (of clocks: a share)."""
 
 
-def cause(requests: Sequence[Request]) -> str:
-    """What made the passes of one concurrency differ: answers, the first pass, a drift, or what cannot be told."""
+def cause(requests: Sequence[Request], samples: Sequence[Sample] = ()) -> str:
+    """What made the passes of one concurrency differ, as far as its rows and the machine's vitals tell."""
     speeds = pass_speeds(requests)
-    if len(speeds) < _FEW:
-        return "too few passes to tell why"
-    seen = [_answers(requests), _first_pass(speeds), _drift(speeds)]
-    told = [line for line in seen if line]
+    if len(speeds) < _LEAST:
+        return "one pass tells nothing of others"
+    told = [line for line in (_answers(requests), *_vitals(speeds, samples)) if line]
+    if len(speeds) >= _FEW:
+        told += [line for line in (_first_pass(speeds), _drift(speeds)) if line]
     spread = float(np.std(np.log(speeds), ddof=1))
-    return ", ".join(told) if told else f"passes differ by {spread:.1%} without a pattern: other load, clocks or heat"
+    return ", ".join(told) if told else f"passes differ by {spread:.1%} without a pattern that shows"
 
 
 def pass_speeds(requests: Sequence[Request]) -> list[float]:
     """Tokens per stream second of each pass, in order."""
     table = tabulate(requests)
     return [float(tokens / seconds) for tokens, seconds in zip(table.tokens.sum(1), table.seconds.sum(1), strict=True)]
+
+
+def _vitals(speeds: Sequence[float], samples: Sequence[Sample]) -> Iterator[str]:
+    """What the machine did in the slowest pass and not in the fastest."""
+    slow, fast = (
+        [sample.vitals for sample in samples if sample.repeat == speeds.index(pick(speeds))] for pick in (min, max)
+    )
+    for name, what, unit, sign, least in _SIGNS:
+        values = [[value for v in side if (value := getattr(v, name)) is not None] for side in (slow, fast)]
+        if not all(values):
+            continue
+        before, after = (sum(side) / len(side) for side in reversed(values))
+        if sign * (after - before) >= least * (before if name == "clock_mhz" else 1):
+            yield f"{what} ({before:.4g} {unit} in the fastest pass, {after:.4g} in the slowest)"
 
 
 def _answers(requests: Sequence[Request]) -> str | None:

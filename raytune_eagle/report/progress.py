@@ -20,6 +20,7 @@ _SHOWN = {
     "trial_started": "launching",
     "ready": "ready",
     "retry": "starting once more",
+    "gate": "note",
     "pass": "measuring",
     "trial_done": "done",
     "node_quarantined": "put aside",
@@ -28,7 +29,7 @@ _SHOWN = {
     "cpu": "note",
     "swept": "cleaned up",
 }
-_ON_TERMINAL = ("retry", "trial_done", "node_quarantined", "node_put_aside", "node_back", "cpu", "swept")
+_ON_TERMINAL = ("retry", "gate", "trial_done", "node_quarantined", "node_put_aside", "node_back", "cpu", "swept")
 """What stays above the lines of the nodes; the rest they show themselves."""
 
 
@@ -59,10 +60,10 @@ class Lines:
 
     def __call__(self, event: Event) -> None:
         """See `Progress`."""
-        word = _SHOWN.get(event.name)
-        if word is None or (event.name == "cpu" and event.name in self._told):
+        word, once = _SHOWN.get(event.name), _once(event)
+        if word is None or once in self._told:
             return
-        self._told.add(event.name)
+        self._told |= {once} if once else set()
         clock = span_clock(time.monotonic() - self._began)
         where = f"{event.node or '-':>8} #{event.number if event.number is not None else '-':<3}"
         text = f"{clock} {escape(where)} {word:<10} {escape(event.detail)}"
@@ -73,6 +74,13 @@ class Lines:
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
         return None
+
+
+def _once(event: Event) -> str | None:
+    """What is told once and not at each launch: that a CPU serves, and each thing that a gate warns of."""
+    if event.name == "gate" and event.detail.startswith("warning"):
+        return event.detail.partition(":")[0]
+    return event.name if event.name == "cpu" else None
 
 
 def span_clock(seconds: float) -> str:

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from raytune_eagle.model import Config
-from raytune_eagle.rules import attention, nccl, server, speculative
+from raytune_eagle.rules import all_reduce, attention, nccl, server, speculative
+from raytune_eagle.rules.all_reduce import CUSTOM_BYTES
 from raytune_eagle.rules.base import (
     ALIASES,
     Assumptions,
@@ -121,14 +122,14 @@ def nccl_mistake(variable: str, value: str) -> str | None:
     if variable == "NCCL_P2P_LEVEL":
         known = value in nccl.P2P_LEVELS or value.isdigit()
         return None if known else f"{value!r} is not one of {', '.join(nccl.P2P_LEVELS)}"
-    if variable in nccl.NUMBERS and nccl.whole(value) is None:
+    if variable in {*nccl.NUMBERS, *nccl.SIZES} and nccl.whole(value) is None:
         return f"{value!r} is no whole number"
+    if variable in nccl.SIZES and (nccl.whole(value) or 0) < 1:
+        return f"{value} is no size of a buffer: give bytes, 1 or more"
     return None
 
 
-def notes(
-    config: Config, facts: Assumptions = _ANYWHERE, concurrency: int = 1, *, searches_nccl: bool = True
-) -> Iterator[str]:
+def notes(config: Config, facts: Assumptions = _ANYWHERE, concurrency: int = 1) -> Iterator[str]:
     """What no rule forbids and a person should know before a study, one line each."""
     launch = Launch(config, facts)
     limit = launch.number("max-running-requests", 48)
@@ -140,15 +141,13 @@ def notes(
     graphs = launch.number("cuda-graph-max-bs-decode", launch.number("cuda-graph-max-bs", concurrency))
     if concurrency > graphs:
         yield f"concurrency {concurrency}: CUDA graphs are captured up to batch {graphs} only"
-    if not searches_nccl:
-        return
-    if launch.on_cpu or launch.ranks <= 1:
-        yield "NCCL is not on the serving path: --tp-size is 1 or there is no GPU, so no NCCL setting is searched"
-    elif "disable-custom-all-reduce" not in launch.flags and not launch.deterministic:
-        yield (
-            "with full NVLink custom all-reduce takes messages up to 8 MB, so NCCL settings hardly matter: "
-            "set disable-custom-all-reduce to search them"
-        )
+
+
+def bypasses_nccl(config: Config, facts: Assumptions = _ANYWHERE, variable: str = "NCCL_PROTO") -> str | None:
+    """Why this NCCL variable could not act here; see `raytune_eagle.rules.all_reduce.bypasses_nccl`."""
+    launch = Launch(config, facts)
+    tunes = variable in nccl.TUNING or all_reduce.has_no_nccl(launch)
+    return all_reduce.bypasses_nccl(launch) if tunes else None
 
 
 def all_rules() -> dict[str, Any]:
@@ -158,8 +157,10 @@ def all_rules() -> dict[str, Any]:
 
 
 __all__ = [
+    "ALIASES",
     "BESIDE_NCCL",
     "BESIDE_SPECULATION",
+    "CUSTOM_BYTES",
     "NCCL_ALGORITHMS",
     "NCCL_PROTOCOLS",
     "SPECULATIVE_NAMES",
@@ -169,6 +170,7 @@ __all__ = [
     "Part",
     "Verdict",
     "all_rules",
+    "bypasses_nccl",
     "canonical",
     "judge",
     "key",

@@ -53,6 +53,9 @@ class Assumptions:
         mla: whether the target has multi-head latent attention (DeepSeek, Kimi).
         arch: compute capability of the GPUs, 90 for Hopper, 100 for Blackwell.
         amx: whether a CPU has it.
+        architecture: of the target, as its config.json names it.
+        custom_all_reduce: whether SGLang's own all-reduce, where it is on, can take the messages of a verify step
+            (they are small enough, and the GPUs are two or joined by NVLink).
         most_draft_tokens: see `raytune_eagle.rules.speculative.draft_tokens_are_fewer_than_64`.
     """
 
@@ -62,6 +65,8 @@ class Assumptions:
     mla: bool | None = None
     arch: int | None = None
     amx: bool | None = None
+    architecture: str | None = None
+    custom_all_reduce: bool | None = None
     most_draft_tokens: int | None = 63
 
     @cached_property

@@ -6,6 +6,7 @@ named.
 
 from __future__ import annotations
 
+from raytune_eagle.rules import all_reduce
 from raytune_eagle.rules.base import Change, Launch, Verdict
 from raytune_eagle.rules.nccl_lists import FUNCTIONS, named, unusable
 
@@ -19,7 +20,6 @@ _DEFAULT_BUFFER = 4194304
 NUMBERS = (
     "NCCL_NTHREADS",
     "NCCL_LL128_NTHREADS",
-    "NCCL_BUFFSIZE",
     "NCCL_MIN_NCHANNELS",
     "NCCL_MAX_NCHANNELS",
     "NCCL_MIN_CTAS",
@@ -27,26 +27,34 @@ NUMBERS = (
 )
 """Variables that are whole numbers."""
 
-READS = (
-    "tp-size",
-    "pp-size",
-    "nnodes",
-    "device",
-    "enable-deterministic-inference",
-    "enable-nccl-nvls",
-    "enable-symm-mem",
-)
+SIZES = ("NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE")
+"""Those that are bytes; unchecked by NCCL, which takes -1 as it is (init.cc computeBuffSizes)."""
+
+READS = (*all_reduce.READS, "enable-nccl-nvls", "enable-symm-mem")
 """Flags that rules of this file and of `raytune_eagle.rules.server` read."""
+
+TUNING = (*NUMBERS, *SIZES, "NCCL_PROTO", "NCCL_ALGO", "NCCL_P2P_LEVEL")
+"""Variables that only change how fast it is; others may be what makes it work at all."""
 
 
 # ------------------------------------------------------------------------------------------------ rewritten, no effect
 def one_gpu_has_no_nccl(launch: Launch) -> Change | None:
     """At tensor (and pipeline) parallel size 1 nothing is reduced, on a CPU not with NCCL (parallel_state.py)."""
     given = [name for name in launch.env if _is_knob(name)]
-    if not given or not _off_path(launch):
+    why = all_reduce.has_no_nccl(launch)
+    return Change("no effect", f"{', '.join(given)}: {why}", env=dict.fromkeys(given)) if given and why else None
+
+
+def messages_bypass_nccl(launch: Launch) -> Change | None:
+    """Where custom all-reduce or FlashInfer's fusion takes the steps' messages, how fast NCCL is decides nothing.
+
+    See `raytune_eagle.rules.all_reduce`. Lists that NCCL would refuse stay, for it is set up all the same.
+    """
+    given = [name for name in launch.env if name in TUNING]
+    if not given or nccl_finds_an_algorithm(launch) or p2p_level_is_known(launch):
         return None
-    why = "there is no GPU" if launch.on_cpu else "--tp-size 1 reduces nothing"
-    return Change("no effect", f"{', '.join(given)}: {why}", env=dict.fromkeys(given))
+    why = all_reduce.bypasses_nccl(launch)
+    return Change("no effect", f"{', '.join(given)}: {why}", env=dict.fromkeys(given)) if why else None
 
 
 def determinism_sets_the_algorithm(launch: Launch) -> Change | None:
@@ -164,7 +172,7 @@ def nccl_finds_an_algorithm(launch: Launch) -> str | None:
     know Simple only; NVLSTree, Collnet and PAT need more than one node; NVLS needs NCCL_NVLS_ENABLE, which SGLang sets
     to 0. From 2.31 a function that NCCL_PROTO names and NCCL_ALGO does not has no algorithm (vllm PR 58179).
     """
-    if _off_path(launch):
+    if all_reduce.has_no_nccl(launch):
         return None
     algo, proto = launch.env.get("NCCL_ALGO"), launch.env.get("NCCL_PROTO")
     if launch.deterministic and launch.number("tp-size", 1) > 1:
@@ -179,17 +187,13 @@ def nccl_finds_an_algorithm(launch: Launch) -> str | None:
 def p2p_level_is_known(launch: Launch) -> str | None:
     """An unknown word counts as LOC, with a warning only (paths.cc ncclGetLevel): surely not what was meant."""
     level = launch.env.get("NCCL_P2P_LEVEL")
-    if level is None or level in P2P_LEVELS or level.isdigit() or _off_path(launch):
+    if level is None or level in P2P_LEVELS or level.isdigit() or all_reduce.has_no_nccl(launch):
         return None
     return f"NCCL_P2P_LEVEL={level}: not one of {', '.join(P2P_LEVELS)}"
 
 
 def _is_knob(name: str) -> bool:
     return name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")
-
-
-def _off_path(launch: Launch) -> bool:
-    return launch.on_cpu or launch.ranks <= 1
 
 
 def _may(protocol: str, launch: Launch) -> bool:
@@ -214,6 +218,7 @@ def _threads(asked: int) -> int:
 
 REWRITES = (
     one_gpu_has_no_nccl,
+    messages_bypass_nccl,
     determinism_sets_the_algorithm,
     sglang_sets_these_itself,
     nthreads_are_whole_warps,

@@ -12,6 +12,7 @@ CPU.
 Environment RAYTUNE_FAKE: faults, comma-separated, each ``name`` or ``name=value``:
 
     exit=FILE           print FILE as the log and end with 1 (FILE:CODE for another code)
+    missing_draft       a launch with speculation ends with 1, as where its draft cannot be found
     hang                say nothing, open no port, for ever
     stall               the first log lines, then like ``hang``
     never_ready         /health answers 503 for ever, while the log goes on
@@ -256,6 +257,11 @@ def load(kind):
 
 def before_port(asked, args):
     """Faults of a start."""
+    draft = args.speculative_draft_model_path
+    if draft and "missing_draft" in asked:
+        sys.stdout.write(f"OSError: {draft} is not a local folder and is not a valid model identifier listed on\n")
+        sys.stdout.flush()
+        os._exit(1)
     if "exit" in asked:
         file, _, code = asked["exit"].partition(":")
         sys.stdout.write(Path(file).read_text())

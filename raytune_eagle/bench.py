@@ -1,0 +1,155 @@
+"""Measure a server that runs already: SGLang, or whatever speaks OpenAI's chat format."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from raytune_eagle import gates
+from raytune_eagle.engines.proof import facts
+from raytune_eagle.errors import SpecError
+from raytune_eagle.measure import MeasureResult, measure
+from raytune_eagle.model import Config, Gate, Measurement, ServerFacts, Speculative, Value, Vitals, Workload
+from raytune_eagle.ports import Progress
+from raytune_eagle.statistics import CategorySummary, by_category
+
+_ASK_S = 10.0
+_INFO = ("/server_info", "/get_server_info")
+"""The second before SGLang 0.5.16."""
+_MODELS = "/v1/models"
+_TAIL = re.compile(r"(/v1)?(/chat/completions|/models|/generate)?/*$")
+
+
+@dataclass
+class Running:
+    """A server that somebody else looks after; a `raytune_eagle.ports.Server`.
+
+    Attributes:
+        model: as OpenAI's format calls it.
+        sglang: it has SGLang's own ``/generate``.
+    """
+
+    url: str
+    headers: dict[str, str]
+    facts: ServerFacts
+    model: str
+    sglang: bool
+    launch_s: float = 0.0
+    ready_s: float = 0.0
+
+    def check(self) -> None:
+        """Its processes are not ours to look at: a dead server shows in its requests."""
+
+    def vitals(self) -> Vitals:
+        """Its machine is not ours to look at either."""
+        return Vitals()
+
+    def log(self) -> bytes:
+        """None that we could read."""
+        return b""
+
+
+class BenchReport(Value):
+    """What a bench of a running server came to.
+
+    Attributes:
+        server: what it is, for example ``SGLang 0.5.20``.
+        chat: prompts were sent in the model's chat template.
+        categories: figures by concurrency and category of prompts.
+        gates: what was seen of it; see `raytune_eagle.gates`.
+    """
+
+    url: str
+    server: str
+    model: str
+    chat: bool
+    measurements: tuple[Measurement, ...]
+    categories: tuple[CategorySummary, ...]
+    gates: tuple[Gate, ...]
+
+
+def connect(address: str, key: str = "") -> Running:
+    """Find out what answers there.
+
+    Args:
+        address: ``http://HOST:PORT``, with or without a path of its API behind it; ``http://`` may be left out.
+        key: its API key; empty for none.
+
+    Raises:
+        SpecError: nobody answers, the key is refused, or what answers is no such server.
+    """
+    url = _TAIL.sub("", address if "://" in address else f"http://{address}")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    info = next((found for path in _INFO if (found := _ask(url + path, headers)) is not None), None)
+    models = (_ask(url + _MODELS, headers) or {}).get("data") or [{}]
+    if info is not None and ("model_path" in info or "internal_states" in info):
+        model = str(info.get("served_model_name") or info.get("model_path") or models[0].get("id"))
+        return Running(url, headers, facts(info, key), model, sglang=True)
+    if "id" not in models[0]:
+        raise SpecError(
+            f"{address}: answers neither {_INFO[0]} (SGLang) nor {_MODELS} (OpenAI): give the address of a server"
+        )
+    return Running(url, headers, ServerFacts(), str(models[0]["id"]), sglang=False)
+
+
+def _ask(url: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    """A JSON object; None where there is no such page."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=_ASK_S) as response:  # noqa: S310 - the user's address
+            found = json.load(response)
+    except urllib.error.HTTPError as exc:
+        if exc.code in {http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN}:
+            raise SpecError(f"{url}: refuses the key ({exc.code}): name its variable with --api-key-env") from exc
+        return None
+    except (OSError, http.client.HTTPException, ValueError) as exc:
+        reason = getattr(exc, "reason", None) or exc
+        raise SpecError(f"{url}: {reason}: give the address of a server that runs, http://HOST:PORT") from exc
+    return found if isinstance(found, dict) else None
+
+
+def bench(running: Running, workload: Workload, progress: Progress) -> BenchReport:
+    """Measure it at each concurrency.
+
+    A server without ``/generate`` is asked in OpenAI's chat format, whatever `workload` says.
+
+    Raises:
+        BenchError: too many requests failed.
+    """
+    workload = workload.model_copy(update={"chat": workload.chat or not running.sglang})
+    result = measure(running, workload, progress, model=running.model)
+    return BenchReport(
+        url=running.url,
+        server=f"SGLang {running.facts.version}".strip() if running.sglang else "OpenAI's format",
+        model=running.model,
+        chat=workload.chat,
+        measurements=result.measurements,
+        categories=by_category(result.requests),
+        gates=gates.standing(_seen(running, workload, result)),
+    )
+
+
+def _seen(running: Running, workload: Workload, result: MeasureResult) -> gates.Seen:
+    seen = gates.Seen(Config(model=running.model), workload, running.facts)
+    config = seen.config.model_copy(update={"speculative": _speculative(seen.info)})
+    return gates.Seen(config, workload, running.facts, measurements=result.measurements, requests=result.requests)
+
+
+def _speculative(info: Mapping[str, Any]) -> Speculative | None:
+    """What it says that it speculates with; only whether it does is looked at."""
+    if not info.get("speculative_algorithm"):
+        return None
+    with suppress(TypeError, ValueError):
+        return Speculative(
+            draft=str(info.get("speculative_draft_model_path")),
+            num_steps=info.get("speculative_num_steps") or 1,
+            eagle_topk=info.get("speculative_eagle_topk") or 1,
+            num_draft_tokens=info.get("speculative_num_draft_tokens") or 2,
+        )
+    return None

@@ -1,0 +1,95 @@
+"""Do target, drafts, prompts and flags of a spec fit one another, and the SGLang in hand?"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from contextlib import suppress
+from typing import Any
+
+from raytune_eagle.checkpoints import DRAFT, check_draft, check_quantisation, check_target
+from raytune_eagle.drafts import Demand
+from raytune_eagle.engines.builtin import builtin_path
+from raytune_eagle.engines.flags import Flags, mistakes
+from raytune_eagle.errors import SpecError
+from raytune_eagle.findings import Finding, ok, problem
+from raytune_eagle.model import Workload
+from raytune_eagle.rules import SPECULATIVE_NAMES
+from raytune_eagle.spec import Spec, values
+from raytune_eagle.weights import Checkpoint, UnreadableError
+
+_BYTES_PER_TOKEN = 3.5
+"""Of UTF-8, where there is no tokenizer: English takes 4 to 5, code and Chinese 3."""
+_LONGEST = 8
+"""Prompts that are tokenized: the one with most tokens is among those with most bytes."""
+
+
+def check_models(spec: Spec, workload: Workload | None, flags: Flags | None, arch: int | None) -> list[Finding]:
+    """Target and drafts, how they fit each other and the workload, and whether this SGLang knows their quantisation."""
+    try:
+        target = builtin_path(spec.engine.model, "target")
+        drafts = [builtin_path(draft, "draft") for draft in spec.engine.draft]
+    except SpecError as exc:
+        return [problem("engine", line) for line in exc.problems]
+    findings, demand = check_target(target), _demand(spec, workload, target)
+    if flags is not None:
+        given = spec.engine.args.get("quantization")
+        findings += check_quantisation(target, str(given) if given else None, flags.choices("quantization"), arch)
+    for index, draft in enumerate(drafts):
+        subject = DRAFT if len(drafts) == 1 else f"{DRAFT}[{index}]"
+        findings += check_draft(draft, target, demand, subject)
+    return findings
+
+
+def _demand(spec: Spec, workload: Workload | None, target: str) -> Demand:
+    texts = [prompt.text for prompt in workload.prompts] if workload else []
+    tokens, estimated = longest_prompt(texts, target) if texts else (0, False)
+    length = spec.engine.args.get("context-length")
+    return Demand(
+        tokens=tokens + spec.workload.max_new_tokens,
+        estimated=estimated,
+        context_length=length if isinstance(length, int) and not isinstance(length, bool) else None,
+        lengthen=_is_on(spec.engine.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "")),
+    )
+
+
+def _is_on(text: str) -> bool:
+    return text.lower() in {"1", "true", "yes", "y"}
+
+
+def longest_prompt(texts: list[str], target: str) -> tuple[int, bool]:
+    """Tokens of the longest prompt, and whether they are an estimate: no tokenizer, or none that can be used here."""
+    longest = sorted(texts, key=lambda text: len(text.encode()))[-_LONGEST:]
+    with suppress(ImportError, UnreadableError, OSError):
+        tokenizers, path = importlib.import_module("tokenizers"), Checkpoint(target).folder / "tokenizer.json"
+        tokenizer = _tokenizer(tokenizers, path.read_text(encoding="utf-8"))
+        if tokenizer is not None:
+            return max(len(tokenizer.encode(text).ids) for text in longest), False
+    return max(int(len(text.encode()) / _BYTES_PER_TOKEN) + 1 for text in longest), True
+
+
+def _tokenizer(tokenizers: Any, text: str) -> Any:
+    try:
+        json.loads(text)
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception:  # noqa: BLE001 - tokenizers raises plain Exception for what it does not understand
+        return None
+
+
+def flag_findings(spec: Spec, flags: Flags) -> list[Finding]:
+    """Each flag of the spec that this SGLang would not take; one line that all are known where there is none."""
+    lines = [line.partition(": ") for line in mistakes(flags, flag_places(spec))]
+    known = ok("engine.args", f"all flags are known to SGLang {flags.version} ({len(flags.flags)})")
+    return [problem(place, text) for place, _, text in lines] or [known]
+
+
+def flag_places(spec: Spec) -> dict[str, tuple[str, Any]]:
+    """Every server flag that the study would write, and its value, by where it stands in the spec."""
+    places = {f"engine.args.{name}": (name, value) for name, value in spec.engine.args.items()}
+    for name, choices in spec.space.args.items():
+        places |= {f"space.args.{name}[{i}]": (name, value) for i, value in enumerate(values(choices))}
+    for index, entry in enumerate(spec.start_from):
+        own = {"draft", *SPECULATIVE_NAMES}
+        flags = {name: value for name, value in entry.items() if name not in own and not name.isupper()}
+        places |= {f"start_from[{index}].{name}": (name, value) for name, value in flags.items()}
+    return places

@@ -1,0 +1,268 @@
+"""`bench URL` on running servers: SGLang's own way, OpenAI's chat format with and without token counts, and nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from rigs import FAKE
+
+from raytune_eagle.bench import bench, connect
+from raytune_eagle.client import data_lines
+from raytune_eagle.errors import SpecError
+from raytune_eagle.model import Prompt, Workload
+from raytune_eagle.wire import Chat, StreamError
+
+PROMPTS = tuple(Prompt(id=f"p{n}", category="code" if n % 2 else "chat", text=f"def f{n}(x):") for n in range(4))
+WORKLOAD = Workload(prompts=PROMPTS, max_new_tokens=12, concurrency=(1, 2), min_passes=2, max_passes=2)
+
+
+def ignore(name, detail):
+    """Progress that nobody looks at."""
+
+
+def delta(text=None, usage=None, finish=None, **more):
+    """One chunk in OpenAI's shape."""
+    choices = [{"index": 0, "delta": {"content": text}, "finish_reason": finish}] if text is not None else []
+    return {"object": "chat.completion.chunk", "choices": choices, "usage": usage, **more}
+
+
+@dataclass
+class OpenAI:
+    """A server of the chat format in a thread; `counts`: each chunk says how many tokens there are so far."""
+
+    counts: bool = True
+    key: str = ""
+    bodies: list[dict] = field(default_factory=list)
+    url: str = ""
+
+    def chunks(self, tokens, step=3):
+        """Of one answer; a thought first, the total last."""
+        for number in range(step, tokens + 1, step):
+            usage = {"prompt_tokens": 7, "completion_tokens": number} if self.counts else None
+            chunk = delta("w" * step, usage, "length" if number == tokens else None)
+            if number == step:
+                chunk["choices"][0]["delta"] = {"reasoning_content": "hm "}
+            yield chunk
+        yield delta(usage={"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens})
+
+    async def answer(self, request):
+        """One stream."""
+        body = await request.json()
+        self.bodies.append(body)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for chunk in self.chunks(body["max_tokens"]):
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            await asyncio.sleep(0.002)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def models(self, request):
+        """What clients ask first."""
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.Response(status=401)
+        return web.json_response({"object": "list", "data": [{"id": "org/model"}]})
+
+    @contextmanager
+    def running(self):
+        """Until the block ends."""
+        loop = asyncio.new_event_loop()
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.answer)
+        app.router.add_get("/v1/models", self.models)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        loop.run_until_complete(runner.setup())
+        loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            yield self
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.run_until_complete(runner.cleanup())
+            loop.close()
+
+
+@contextmanager
+def sglang(*flags, faults=""):
+    """The fake SGLang on a port of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, str(FAKE), "--model-path", "/m", "--host", "127.0.0.1", "--port", str(port), *flags]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, env={**os.environ, "RAYTUNE_FAKE": faults}) as process:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(200):
+                with_answer = _answers(url)
+                if with_answer:
+                    break
+                time.sleep(0.05)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _answers(url):
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=1):
+            return True
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+SPECULATIVE = [
+    "--speculative-algorithm",
+    "EAGLE3",
+    "--speculative-draft-model-path",
+    "/d",
+    "--speculative-num-steps",
+    "3",
+    "--speculative-eagle-topk",
+    "4",
+    "--speculative-num-draft-tokens",
+    "12",
+]
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/chat/completions"])
+def test_address_is_taken_as_it_is_pasted(path):
+    """With the path of an API behind it, or without http:// in front."""
+    with OpenAI().running() as server:
+        assert connect(server.url + path).url == server.url
+        assert connect(server.url.removeprefix("http://") + path).url == server.url
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_openai_server_is_measured(counts):
+    """Tokens are the server's own count, by chunk or else spread over them; no field of speculation is made up."""
+    with OpenAI(counts=counts).running() as server:
+        found = connect(server.url)
+        report = bench(found, WORKLOAD, ignore)
+    assert (found.sglang, found.model, report.chat) == (False, "org/model", True)
+    assert [m.concurrency for m in report.measurements] == [1, 2]
+    assert [m.completion_tokens for m in report.measurements] == [12 * 4 * 2] * 2
+    assert all(m.accept_len is None and m.itl_p50_ms > 0.3 and m.failed_share == 0 for m in report.measurements)
+    assert {each.category for each in report.categories} == {"code", "chat"}
+    body = server.bodies[0]
+    assert (body["model"], body["max_tokens"], body["stream_options"]["include_usage"]) == ("org/model", 12, True)
+    assert body["messages"] == [{"role": "user", "content": body["messages"][0]["content"]}]
+    assert "ignore_eos" not in body, "strict servers refuse what they do not know"
+
+
+def test_sglang_is_asked_in_its_own_way():
+    """Verify rounds come with it, and what it says of itself is looked at."""
+    with sglang(*SPECULATIVE) as url:
+        found = connect(url)
+        report = bench(found, WORKLOAD, ignore)
+    assert (found.sglang, report.server, report.chat) == (True, "SGLang 0.5.20", False)
+    assert all(m.accept_len > 1.5 for m in report.measurements)
+    assert {gate.name: gate.verdict for gate in report.gates}["accept_len"] == "passed"
+
+
+@pytest.mark.slow
+def test_draft_that_guesses_nothing_fails_the_bench(tmp_path):
+    """Exit 1, and the reason beside the figures; the JSON on stdout is whole all the same."""
+    (tmp_path / "p.txt").write_text("def main():\nimport os\n")
+    with sglang(*SPECULATIVE, faults="reject") as url:
+        done = command(url, tmp_path, "--format", "json", "--concurrency", "1,2")
+        table = command(url, tmp_path)
+    report = json.loads(done.stdout)
+    assert done.returncode == table.returncode == 1
+    assert [m["concurrency"] for m in report["measurements"]] == [1, 2]
+    assert "accept_len" in [gate["name"] for gate in report["gates"] if gate["verdict"] == "failed"]
+    assert "failed accept_len: tokens per verify round" in table.stdout
+    assert "pass: 1 of at most 2" in done.stderr
+
+
+def command(url, folder, *words):
+    """The installed command, on two prompts."""
+    line = [sys.executable, "-m", "raytune_eagle", "bench", url, "--workload", str(folder / "p.txt")]
+    line += ["--max-new-tokens", "24", "--max-passes", "2", *words]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=100)
+
+
+@pytest.mark.slow
+def test_table_of_an_openai_server(tmp_path):
+    """Figures for people on stdout, progress on stderr, exit 0."""
+    (tmp_path / "p.txt").write_text("def main():\nimport os\n")
+    with OpenAI().running() as server:
+        done = command(server.url, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"OpenAI's format at {server.url}: org/model" in " ".join(done.stdout.split())
+    assert "accept_len" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["http://127.0.0.1:1"], "give the address of a server that runs"),
+        (["http://127.0.0.1:1", "--concurrency", "1,x"], "--concurrency 1,x: write numbers above 0"),
+        (["http://127.0.0.1:1", "--concurrency", "2,2"], "each once"),
+        (["http://127.0.0.1:1", "--api-key-env", "NO_SUCH"], "--api-key-env NO_SUCH: no such variable"),
+        (["http://127.0.0.1:1", "--workload", "/no/such"], "/no/such: no such file"),
+    ],
+)
+def test_bad_usage_is_one_line(words, said):
+    """Exit 2, and what to write instead; nothing is sent anywhere."""
+    done = subprocess.run(
+        [sys.executable, "-m", "raytune_eagle", "bench", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_key_is_sent_and_a_refusal_is_told():
+    """A server that wants a key says so in one line; with it, it is measured."""
+    with OpenAI(key="secret").running() as server:
+        with pytest.raises(SpecError, match=r"refuses the key \(401\): name its variable with --api-key-env"):
+            connect(server.url)
+        assert connect(server.url, "secret").headers == {"Authorization": "Bearer secret"}
+
+
+def test_foreign_server_is_told():
+    """What answers, but as neither, is not measured."""
+    with OpenAI().running() as server, pytest.raises(SpecError, match=r"answers neither /server_info"):
+        connect(f"{server.url}/elsewhere")
+
+
+def test_real_chat_stream_of_sglang_is_read_whole():
+    """SGLang 0.5.20 with EAGLE-3 on a CPU: counts by chunk, text, and the verify rounds from its last chunks."""
+    path = Path(__file__).parent / "assets" / "streams" / "chat_eagle3_3_1_4.sse"
+    chunks = [line for line in data_lines(bytearray(), path.read_bytes()) if line != b"[DONE]"]
+    wire, counts = Chat(WORKLOAD, "m"), [0]
+    for chunk in chunks:
+        counts.append(wire.count(chunk, counts[-1]))
+    assert counts == [0, 0, 1, 3, 5, 6, 7, 9, 12, 12, 12, 12]
+    text, meta = wire.answer(chunks)
+    assert text.startswith("\n#\n#  ")
+    assert (meta["finish_reason"], meta["prompt_tokens"], meta["completion_tokens"]) == ("length", 13, 12)
+    assert (meta["spec_verify_ct"], meta["spec_correct_drafts_histogram"]) == (6, [2, 3, 0, 1])
+    assert not wire.repeats(chunks[1], chunks[2])
+
+
+def test_errors_of_the_chat_format_are_kept():
+    """A complaint in the stream, or what is no chunk at all, fails the request with the server's words."""
+    wire = Chat(WORKLOAD, "m")
+    with pytest.raises(StreamError, match="the server reported an error: too long"):
+        wire.count(b'{"error": {"message": "too long"}}', 0)
+    with pytest.raises(StreamError, match="not a chunk of an answer"):
+        wire.count(b'{"odd": 1}', 0)
