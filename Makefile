@@ -10,7 +10,7 @@ NODES ?= 2
 export RAY_USAGE_STATS_ENABLED := 0
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test test-fast lint format clean
+.PHONY: setup demo browser test test-fast lint format clean
 
 setup: $(STAMP)
 
@@ -34,11 +34,17 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Without Ray, SGLang and tests marked slow: about a minute.
+# Without Ray, SGLang, Chromium and tests marked slow: about a minute.
 test-fast: setup
-	$(BIN)/python -m pytest -m "not ray and not sglang and not slow" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not ray and not sglang and not browser and not slow" --numprocesses 2 --dist loadfile
 
-test: lint
+# What the browser tests drive: Debian's Chromium, where there is none yet (half a minute, as root).
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	test "$$(id -u)" = 0 || { echo "make: no Chromium here: install it (Debian: apt-get install chromium)" >&2; exit 1; }; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium >/dev/null
+
+test: lint browser
 	$(BIN)/python -m pytest
 
 format: setup
