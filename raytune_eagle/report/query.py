@@ -32,7 +32,7 @@ _SHUT = (
     "set lock_configuration = true",
 )
 _UNKNOWN_COLUMN = re.compile(r'Referenced column "(.+?)" not found|does not have a column named "(.+?)"')
-_STREAM = re.compile(r"stream registered as|arrow_scan")  # DuckDB 2 and 1: an Arrow dataset broke off
+_STREAM = re.compile(r"stream registered as|^(?!Binder).*arrow_scan")  # DuckDB 2 and 1: an Arrow dataset broke off
 _MOST_LOOKS = 5  # at a folder that is compacted under the eyes
 _READERS = 16  # at once from a remote filesystem, where opening a file is waiting
 _FORMAT = ds.ParquetFileFormat(
