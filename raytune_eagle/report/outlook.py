@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from raytune_eagle.model import Event, TrialRecord
-from raytune_eagle.ranking import label, leaderboard, measurement
+from raytune_eagle.model import Completed, Event, TrialRecord
+from raytune_eagle.ranking import label, leaderboard
 
 _STATES = {
     "trial_started": "starting",
@@ -97,7 +97,8 @@ def node_hours(records: Sequence[TrialRecord], states: Sequence[NodeState], now:
 def levels(records: Sequence[TrialRecord], spec: dict[str, Any]) -> list[int]:
     """Concurrencies that the spec asks for; of a study without one those that were measured."""
     asked = (spec.get("workload") or {}).get("concurrency")
-    return list(asked) if asked else [level for level in range(1, 4097) if any(measurement(r, level) for r in records)]
+    measured = [record.outcome.measurements for record in records if isinstance(record.outcome, Completed)]
+    return list(asked) if asked else sorted({figures.concurrency for several in measured for figures in several})
 
 
 def span(seconds: float) -> str:

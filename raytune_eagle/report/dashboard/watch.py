@@ -40,6 +40,7 @@ class Watch:
         self._records: list[TrialRecord] = []
         self._kept: list[Event] = []
         self._seen: tuple[object, ...] = ()
+        self._of_records = self._summed()
 
     def look(self) -> dict[str, Any]:
         """Everything that the page shows, as plain JSON values; times are seconds since the epoch."""
@@ -62,11 +63,8 @@ class Watch:
             "left_s": seconds_left(records, budget, len(states)) if writer else None,
             "node_hours": hours,
             "cost": None if price is None else hours * float(price),
-            "best": [best._asdict() for best in best_so_far(records, levels(records, spec))],
             "nodes": [each._asdict() | {"aside": each.name in put_aside(wishes)} for each in states],
-            "launches": [_launch(record) for record in records[-1 : -_MOST_TRIALS - 1 : -1]],
-            "course": _course(records),
-            "failures": _failures(records),
+            **self._of_records,
             "notes": [_note(event) for event in events if event.name in _NOTES][-1 : -_MOST_NOTES - 1 : -1],
         }
 
@@ -75,6 +73,18 @@ class Watch:
         if seen != self._seen:
             self._records = sorted(self._store.read_brief(self.study), key=lambda record: record.ended_at)
             self._kept, self._seen = self._store.read_events(self.study), seen
+            self._of_records = self._summed()
+
+    def _summed(self) -> dict[str, Any]:
+        """What only another record changes: worked out once for each."""
+        records = self._records
+        best = best_so_far(records, levels(records, written_spec(self._kept)))
+        return {
+            "best": [each._asdict() for each in best],
+            "launches": [_launch(record) for record in records[-1 : -_MOST_TRIALS - 1 : -1]],
+            "course": _course(records),
+            "failures": _failures(records),
+        }
 
     def _events(self) -> list[Event]:
         """Kept ones, and of the run that goes on what it told since, which is kept within a minute."""
