@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from raytune_eagle.cli_results import COMMANDS, FAILED, results_option, say, std
 from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.live import Live
 from raytune_eagle.model import Event, TrialRecord, Workload
+from raytune_eagle.patience import PatientStore
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.progress import Board, Json, Lines, Progress
 from raytune_eagle.space import Space
@@ -35,6 +38,11 @@ if TYPE_CHECKING:
 
 _BAD_INPUT, _INTERRUPTED = 2, 130
 _CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
+_WARM = "Also learn from this study: accept_len of the same draft and workload, cycle times of the same hardware."
+_SIMULATED = (
+    " simulated:WHAT launches nothing: a cost model in virtual time (kimi-k25, kimi-k25:golden), a table (FILE.csv) or "
+    "the records of a study (results/study=NAME)."
+)
 
 
 class _Group(click.Group):
@@ -65,21 +73,52 @@ def main() -> None:
 @click.option("--study", help="Name of the study; default: the spec's.")
 @click.option("--trials", type=click.IntRange(min=1), help="Launches in all; default: the spec's budget.")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Start no launch after so many hours.")
-@click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
+@click.option(
+    "--cluster",
+    "where",
+    default="local",
+    show_default=True,
+    metavar="local|auto|ADDRESS|simulated:WHAT",
+    help=_CLUSTER + _SIMULATED,
+)
+@click.option(
+    "--nodes", type=int, default=1, show_default=True, help="Nodes, with `local` (of this machine) or simulated."
+)
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
+@click.option("--detach", is_flag=True, help="As a job of the cluster whose head this is; see status, logs, stop.")
+@click.option("--warm-start", "earlier", multiple=True, metavar="results/study=NAME", help=_WARM)
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, one JSON object a line; the rest to stderr.")
 @results_option
-def run(spec_file: str, where: str, nodes: int, results: str, *, as_json: bool, **changes: Any) -> None:
+def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
     _end_on_signals()
+    earlier, detach, as_json = (changes.pop(name) for name in ("earlier", "detach", "as_json"))
     spec = _changed(specfile.load(spec_file), changes)
-    records = _run(spec, results, (where, nodes), _progress(spec, as_json=as_json))
+    if detach:
+        _detach(spec, where)
+        return
+    records = _run(spec, results, (where, nodes, earlier), _progress(spec, as_json=as_json))
     console = Console(stderr=True) if as_json else stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
+    say(shown.put_aside(ParquetStore(results).read_events(spec.name)))
     if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
         sys.exit(FAILED)
+
+
+def _detach(spec: Spec, where: str) -> None:
+    """The same command without --detach, as a job; mistakes that can be known here are told here."""
+    from raytune_eagle.nodes import jobs  # noqa: PLC0415 - as in _run
+
+    if where != "auto":
+        raise SpecError("--detach: a job of the cluster runs on its head: be there, and add --cluster auto")
+    mistakes = Mistakes()
+    _workload(spec, mistakes)
+    mistakes.tell()
+    words = [word for word in sys.argv[1:] if word != "--detach"]
+    job = jobs.submit(spec.name, str(Path.cwd()), [sys.executable, "-m", "raytune_eagle", *words])
+    click.echo(job)
+    say([f"study {spec.name} runs as job {job}; raytune-eagle status, logs {spec.name}, stop {spec.name}"])
 
 
 def _progress(spec: Spec, *, as_json: bool) -> Progress:
@@ -89,37 +128,42 @@ def _progress(spec: Spec, *, as_json: bool) -> Progress:
     return Board(console, spec) if console.is_terminal else Lines(console)
 
 
-def _run(spec: Spec, results: str, place: tuple[str, int], progress: Progress) -> list[TrialRecord]:
+def _run(spec: Spec, results: str, place: tuple[str, int, tuple[str, ...]], progress: Progress) -> list[TrialRecord]:
     # Ray and Optuna take seconds to import, which no other command need wait for.
+    from raytune_eagle import warm_start  # noqa: PLC0415
     from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
     from raytune_eagle.doctor import refuse_results  # noqa: PLC0415
     from raytune_eagle.nodes.steered import SteeredFleet  # noqa: PLC0415
+    from raytune_eagle.simulation import refuse_mixture  # noqa: PLC0415
     from raytune_eagle.study import Study  # noqa: PLC0415
     from raytune_eagle.survey import survey  # noqa: PLC0415
 
-    console, mistakes, (where, nodes) = Console(stderr=True), Mistakes(), place
+    console, mistakes, (where, nodes, earlier) = Console(stderr=True), Mistakes(), place
     with mistakes.noting():
         refuse_results(results)
     workload = _workload(spec, mistakes)
     store = ParquetStore(results)
+    refuse_mixture(store.read(spec.name), where)
     if workload and not mistakes.problems and (study := _spent(spec, workload, store)):
         return _nothing_left(study, console)
     if console.is_terminal:
         console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
-    held_out = _held_out(spec, workload) if workload else None
     space, notes = _understood(spec, survey(spec, workload, where, nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
     say([*notes, *space.notes()])
+    sources = warm_start.read(earlier, space, workload)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
-        live = Live(results, spec.name)
-        study = Study(space, workload, store, _both(live.say, progress), held_out=held_out)
+        held_out, live = _held_out(spec, workload), Live(results, spec.name)
+        study = Study(space, workload, _patient(store, space), _both(live.say, progress), held_out=held_out)
         progress.records = study.records
         if study.done():
             return _nothing_left(study, console)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
+        if sources:
+            study.learn_from(warm_start.known(sources, space, workload, fleet))
         live.begin()
         stack.enter_context(progress)
         study.run(SteeredFleet(fleet, live.wishes, study.note, spec.name))
@@ -132,6 +176,14 @@ def _both(one: Callable[[Event], None], other: Callable[[Event], None]) -> Calla
         other(event)
 
     return tell
+
+
+def _patient(store: ParquetStore, space: Space) -> PatientStore:
+    """Results that cannot be written for long are put into the home of this user."""
+    place = Path.home() / "raytune-eagle-rescued" / time.strftime("%Y%m%d-%H%M%S")
+    rescue = ParquetStore(str(place))
+    rescue.declare(space.spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
+    return PatientStore(store, rescue, str(place), lambda line: say([line]))
 
 
 def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
@@ -273,15 +325,57 @@ def _levels(text: str) -> tuple[int, ...]:
 
 @main.command()
 @click.option("--study", help="Of this study only; default: the one with the latest event.")
+@click.option("--cluster", "where", metavar="auto|ADDRESS", help="Ask the nodes of this running cluster instead.")
 @results_option
-def nodes(study: str | None, results: str) -> None:
-    """Show what each node of a study does, since when, and whether it is put aside."""
+def nodes(study: str | None, where: str | None, results: str) -> None:
+    """Show what each node of a study, or of a cluster, does, since when, and whether it is put aside."""
+    if where is not None:
+        from raytune_eagle.cluster import live_nodes  # noqa: PLC0415 - as in _run
+
+        stdout().print(shown.live_table(live_nodes(where)))
+        return
     store = ParquetStore(results)
     by_study = {name: list(store.read_events(name)) for name in ([study] if study else store.studies())}
     events: list[Event] = max(by_study.values(), key=lambda found: found[-1].at if found else 0.0, default=[])
     if not events:
         raise SpecError(f"no events under {results}: run a study first")
     stdout().print(shown.node_table(events))
+
+
+@main.command()
+@click.argument("study", required=False)
+def status(study: str | None) -> None:
+    """Show the jobs of `run --detach`, of one STUDY or all; exit 1 when the latest failed or was stopped."""
+    from raytune_eagle.nodes import jobs  # noqa: PLC0415 - as in _run
+
+    found = jobs.status(study)
+    if not found:
+        raise SpecError(
+            "no study was started with --detach on this cluster" if study is None else f"no job of {study!r}"
+        )
+    stdout().print(shown.job_table(found))
+    if not jobs.succeeded(found[0][2]):
+        sys.exit(FAILED)
+
+
+@main.command()
+@click.argument("study")
+@click.option("-f", "--follow", is_flag=True, help="Go on until it ends.")
+def logs(study: str, *, follow: bool) -> None:
+    """Print what the latest job of STUDY has printed."""
+    from raytune_eagle.nodes import jobs  # noqa: PLC0415 - as in _run
+
+    for text in jobs.logs(study, follow=follow):
+        click.echo(text, nl=False)
+
+
+@main.command()
+@click.argument("study")
+def stop(study: str) -> None:
+    """End the job of STUDY in an orderly way; `run` with the same words goes on with it."""
+    from raytune_eagle.nodes import jobs  # noqa: PLC0415 - as in _run
+
+    click.echo(jobs.stop(study))
 
 
 def _end_on_signals() -> None:

@@ -129,6 +129,24 @@ def _export_adaptive(records: Sequence[TrialRecord], measured: Sequence[int]) ->
     click.echo(found.text, nl=False)
 
 
+@click.command()
+@click.argument("study")
+@results_option
+def explain(study: str, results: str) -> None:
+    """Show what STUDY has learned: parts of a cycle, what drafts accept, what settings are worth, what to try next."""
+    from raytune_eagle.identity import spec_of  # noqa: PLC0415 - only this asks for it
+    from raytune_eagle.report.explain import Explanation, lines  # noqa: PLC0415
+
+    records = _records(results, study)
+    known = spec_of(ParquetStore(results).read_events(study))
+    if known is None:
+        raise SpecError(f"study {study!r} under {results} does not say what it searched: no study_started event")
+    if note := shown.simulated_from(records):
+        click.echo(note)
+    for line in lines(Explanation(known[0], records)):
+        click.echo(line)
+
+
 def _pasteable(config: Config) -> Config:
     """With paths for the built-in names, and for `python3` the interpreter of this environment, which served it."""
     first, *rest = config.launcher
@@ -248,4 +266,4 @@ def export_optuna(url: str, studies: tuple[str, ...], results: str) -> None:
         click.echo(f"{study}: {count} trials")
 
 
-COMMANDS: Sequence[click.Command] = (query, best, report, dashboard, compare, results_group, export_group)
+COMMANDS: Sequence[click.Command] = (query, best, explain, report, dashboard, compare, results_group, export_group)

@@ -21,8 +21,11 @@ from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.model import Event
 from raytune_eagle.nodes import local_ray
+from raytune_eagle.nodes.owner import Setup
 from raytune_eagle.nodes.turns import FileTurns, FreeForAll
 from raytune_eagle.ports import Engine, Fleet
+from raytune_eagle.simulation import PREFIX
+from raytune_eagle.simulation import fleet as simulated_fleet
 from raytune_eagle.spec import Spec
 
 Listener = Callable[[Event], None]
@@ -38,16 +41,19 @@ def open_fleet(spec: Spec, where: str, nodes: int, on_event: Listener) -> Iterat
 
     Args:
         spec: its node and engine settings.
-        where: ``local`` starts a Ray here with `nodes` nodes; ``auto`` joins the one that runs; else its address.
-        nodes: how many local nodes.
+        where: ``local`` starts a Ray here with `nodes` nodes; ``auto`` joins the one that runs; ``simulated:…`` needs
+            none (see `raytune_eagle.simulation`); else its address.
+        nodes: how many local or simulated nodes.
         on_event: called with every event of a trial.
 
     Raises:
         SpecError: this machine cannot carry so many nodes.
         NodeError: Ray did not start, or cannot be reached.
     """
-    if where == LOCAL:
-        with _local_ray(spec, nodes) as (address, folder):
+    if where.startswith(PREFIX):
+        yield simulated_fleet(spec, where, nodes)
+    elif where == LOCAL:
+        with local_ray_of(spec, nodes) as (address, folder):
             yield from _join(spec, address, _local_engines(spec, nodes, folder), folder, on_event)
     else:
         yield from _join(spec, where, {}, None, on_event)
@@ -56,19 +62,28 @@ def open_fleet(spec: Spec, where: str, nodes: int, on_event: Listener) -> Iterat
 def _join(
     spec: Spec, address: str, engines: dict[str, Settings], folder: Path | None, on_event: Listener
 ) -> Iterator[Fleet]:
-    os.environ.update(local_ray.ENVIRONMENT if folder else {})
+    os.environ.update(local_ray.environment_for(address))
     nodes_ray = importlib.import_module("raytune_eagle.nodes.ray")  # after the environment: Ray reads it once
     shares = folder is not None and not spec.node.gpus and len(engines) > 1
     turns = FileTurns(str(folder)) if shares else FreeForAll()
     make = partial(make_engine, engines, node_settings(spec))
-    try:
-        fleet: Fleet = nodes_ray.RayFleet(address, make, spec.node.gpus, on_event, turns)
-    except ConnectionError as exc:
-        raise NodeError(f"no Ray cluster at {address}: {exc}") from exc
+    setup = Setup(spec.name, make, turns, spec.node.grace_s, spool=folder is None)
+    fleet: Fleet = nodes_ray.RayFleet(address, setup, spec.node.gpus, on_event)
     try:
         yield fleet
     finally:
         fleet.close()
+
+
+def live_nodes(where: str) -> list[tuple[str, str, int, str, float, str, int | None, str]]:
+    """What each node of a running cluster does now; see `report.console.live_table`, and those put aside by a study."""
+    os.environ.update(local_ray.environment_for(where))
+    joining = importlib.import_module("raytune_eagle.nodes.joining")
+    rows = []
+    for view in joining.look(where):
+        study, number = (view.job.study, view.job.number) if view.job else ("", None)
+        rows.append((view.name, view.address, view.gpus, view.state, view.since, study, number, view.detail))
+    return rows
 
 
 def make_engine(engines: dict[str, Settings], otherwise: Settings, name: str) -> Engine:
@@ -116,7 +131,7 @@ def check_local(spec: Spec, nodes: int) -> None:
 
 
 @contextmanager
-def _local_ray(spec: Spec, nodes: int) -> Iterator[tuple[str, Path]]:
+def local_ray_of(spec: Spec, nodes: int) -> Iterator[tuple[str, Path]]:
     """A Ray of our own under a guard: its processes and its folder go with us, however we go."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
     ready, log_path = folder / "address", folder / "ray.log"

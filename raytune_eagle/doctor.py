@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
+from raytune_eagle import __version__
+from raytune_eagle.checkpoints import fingerprint
 from raytune_eagle.cluster import LOCAL, check_local, node_settings
 from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.gpus import Nvml
@@ -29,22 +33,61 @@ def examine(spec: Spec, workload: Workload, results: str, where: str, nodes: int
     """
     here = list(check_folder("--results", _path(results))) if is_local(results) else []
     if where == LOCAL:
-        return {"": [*_fits(spec, nodes), *examine_node(spec, workload)[0], *here]}
+        return {"": [*_fits(spec, nodes), *examine_node(spec, workload).findings, *here]}
     asked = time.time()
     answers = ask_nodes(where, partial(examine_node, spec, workload))
     if not answers:
         here.append(problem("--cluster", f"no node of {where} has the resource eagle_node; see cluster.yaml"))
+    here += differences({name: answer.traits for name, answer in answers.items() if isinstance(answer, Examined)})
     return {"": here} | {name: _answer(answer, asked) for name, answer in answers.items()}
 
 
-def examine_node(spec: Spec, workload: Workload) -> tuple[list[Finding], float]:
-    """What is found on the machine that this runs on, and its clock; most of its seconds SGLang takes to be asked."""
+@dataclass(frozen=True)
+class Examined:
+    """What is found on one machine.
+
+    Attributes:
+        clock: its time when it was asked, seconds since the epoch.
+        traits: what must be the same on every node, by the place in the spec that it stems from.
+    """
+
+    findings: list[Finding]
+    clock: float
+    traits: dict[str, str]
+
+
+def differences(traits: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """Problems where nodes are not alike: their figures could not be compared."""
+    found = []
+    for place in dict.fromkeys(place for node in traits.values() for place in node):
+        by_value: dict[str, list[str]] = {}
+        for name, node in sorted(traits.items()):
+            by_value.setdefault(node.get(place, "none"), []).append(name)
+        if len(by_value) > 1:
+            shown = "; ".join(f"{value} on {', '.join(names)}" for value, names in by_value.items())
+            found.append(problem(place, f"not the same on every node: {shown}"))
+    return found
+
+
+def examine_node(spec: Spec, workload: Workload) -> Examined:
+    """What is found on the machine that this runs on; most of its seconds SGLang takes to be asked."""
     settings, clock = node_settings(spec), time.time()
     seen = look(spec, workload)
     findings = [*seen.findings, *_space(spec, seen), *_gates(spec)]
     findings += check_gpus(settings, Nvml(settings.gpus))
     findings += check_machine(settings)
-    return findings, clock
+    return Examined(findings, clock, _traits(spec, seen))
+
+
+def _traits(spec: Spec, seen: Look) -> dict[str, str]:
+    """Versions, and what the checkpoints hold."""
+    sglang = ".".join(map(str, seen.facts.sglang))
+    found = {"raytune-eagle": __version__, "engine.python": f"SGLang {sglang}"}
+    with suppress(SpecError):
+        found["engine.model"] = fingerprint(builtin_path(spec.engine.model, "target")) or "missing"
+        for index, draft in enumerate(spec.engine.draft):
+            found[f"engine.draft[{index}]"] = fingerprint(builtin_path(draft, "draft")) or "missing"
+    return found
 
 
 def _space(spec: Spec, seen: Look) -> list[Finding]:
@@ -62,14 +105,13 @@ def _gates(spec: Spec) -> list[Finding]:
     return []
 
 
-def _answer(answer: tuple[list[Finding], float] | str, asked: float) -> list[Finding]:
+def _answer(answer: Examined | str, asked: float) -> list[Finding]:
     """A node's findings; its clock is fast or slow if it read less than when it was asked, or more than now."""
     if isinstance(answer, str):
         return [problem("node", f"{answer}; look at it with: ray status")]
-    findings, clock = answer
-    off = max(asked - clock, clock - time.time())
+    off = max(asked - answer.clock, answer.clock - time.time())
     late = f"{off:.0f} s off this machine's: events would stand in the wrong order; start chronyd on both"
-    return findings if off < _CLOCK_S else [*findings, warning("clock", late)]
+    return answer.findings if off < _CLOCK_S else [*answer.findings, warning("clock", late)]
 
 
 def refuse_results(results: str) -> None:

@@ -8,6 +8,7 @@
     + BenchError   ... while it was measured
   x NodeError      the *machine* failed: the trial was not judged and is asked again elsewhere
   x StoreError     a result could not be written or read
+    + StoreOutageError  ... for now: its place is full, read-only or cannot be reached
 
 Anything else is a bug: it stops the study, with nothing lost.
 """
@@ -126,3 +127,7 @@ class NodeError(RaytuneEagleError):
 
 class StoreError(RaytuneEagleError):
     """A result could not be written or read; the message names the file."""
+
+
+class StoreOutageError(StoreError):
+    """The place of the results is full, read-only or cannot be reached, which may pass."""

@@ -16,7 +16,7 @@ _PROMPTS = "workload.prompts (contents)"
 
 def written(spec: Spec, workload: Workload) -> str:
     """JSON that a study is known by later: the detail of its first event."""
-    return json.dumps(spec.model_dump(mode="json", by_alias=True) | {_PROMPTS: _digest(workload)})
+    return json.dumps(spec.model_dump(mode="json", by_alias=True) | {_PROMPTS: digest(workload)})
 
 
 def check_same(spec: Spec, workload: Workload, events: Iterable[Event]) -> None:
@@ -25,15 +25,25 @@ def check_same(spec: Spec, workload: Workload, events: Iterable[Event]) -> None:
     if started is None:
         return
     tree = json.loads(started.detail)
-    prompts = tree.pop(_PROMPTS, _digest(workload))  # studies of the first days did not keep it
+    prompts = tree.pop(_PROMPTS, digest(workload))  # studies of the first days did not keep it
     old = Spec.model_validate(tree).identity() | {_PROMPTS: prompts}
-    changed = differences(old, spec.identity() | {_PROMPTS: _digest(workload)})
+    changed = differences(old, spec.identity() | {_PROMPTS: digest(workload)})
     if changed:
         head = f"name: study {spec.name!r} exists with another spec: use another name (--study). What changed:"
         raise SpecError([head, *(f"  {line}" for line in changed)])
 
 
-def _digest(workload: Workload) -> str:
+def spec_of(events: Iterable[Event]) -> tuple[Spec, str | None] | None:
+    """Spec that a study was first started with, and the digest of its prompts; None without that event."""
+    started = next((event for event in events if event.name == STARTED), None)
+    if started is None:
+        return None
+    tree = json.loads(started.detail)
+    prompts = tree.pop(_PROMPTS, None)
+    return Spec.model_validate(tree), prompts
+
+
+def digest(workload: Workload) -> str:
     """What the prompts say, not where they lie: a changed file makes other figures."""
     text = json.dumps([prompt.model_dump() for prompt in workload.prompts], sort_keys=True)
     return hashlib.blake2s(text.encode(), digest_size=8).hexdigest()

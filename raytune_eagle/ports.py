@@ -101,6 +101,10 @@ class Fleet(Protocol):
         """Nodes that can take a trial, busy ones included; may change from call to call."""
         ...
 
+    def late(self) -> Sequence[tuple[Node, Job, Completed | Failed]]:
+        """What came of trials on nodes that were given up (`NodeError`) and are back; each is given once."""
+        ...
+
     def wait_any(self, pending: Collection[Pending], timeout_s: float) -> set[Pending]:
         """Wait until one is done or the time is over; return those that are done."""
         ...

@@ -5,20 +5,27 @@ The Optuna study lives in memory and is rebuilt from the records, so there is no
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import optuna
 from optuna.trial import TrialState, create_trial
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Config, TrialRecord
+from raytune_eagle.model import Completed, Config, Measurement, Request, TrialRecord
 from raytune_eagle.outcomes import objective_value, violation
 from raytune_eagle.reference import Reference
+from raytune_eagle.samplers import observed
+from raytune_eagle.samplers.belief import Belief
+from raytune_eagle.samplers.candidates import Candidates
+from raytune_eagle.samplers.observed import Launch
+from raytune_eagle.samplers.one_at_a_time import OneAtATimeSampler
+from raytune_eagle.samplers.two_factor import Choice, TwoFactorSampler
 from raytune_eagle.space import Params, Space
-from raytune_eagle.spec import Spec
 
 _MOST_ASKS = 200
 """Asks for one proposal, before the unseen points are enumerated: each stays in the study and slows the next."""
@@ -55,7 +62,7 @@ class Search:
         self._space, self._objective, self._reference = space, space.spec.objective, reference
         self._settings = space.spec.search
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(direction="maximize", sampler=_sampler(space.spec))
+        self._study = optuna.create_study(direction="maximize", sampler=_sampler(space))
         self._seen: set[str] = set()
         self._grid = space.points() if self._settings.sampler == "grid" else iter(())
         for record in records:
@@ -66,11 +73,45 @@ class Search:
         self._starts = deque({p.key: p for p in starts if p.key not in self._seen}.values())
 
     def ask(self) -> Proposal | None:
-        """The next point, marked as seen; None when every valid point has been launched."""
+        """The next point, marked as seen; None when every valid point has been launched, or no launch is worth it."""
+        if not self._starts and self.stopped():
+            return None
         proposal = self._starts.popleft() if self._starts else self._choose()
         if proposal is not None:
             self._seen.add(proposal.key)
         return proposal
+
+    def stopped(self) -> str:
+        """Why no further launch is worth it (``search.stop_below``) and what is given up; empty while one is."""
+        below, sampler = self._settings.stop_below, self._study.sampler
+        if below is None or self._starts or not isinstance(sampler, TwoFactorSampler):
+            return ""
+        choice = sampler.best_choice(self._study)
+        if choice is None or choice.gain >= below:
+            return ""
+        point = ", ".join(f"{name}={value}" for name, value in choice.params.items() if value is not None)
+        return (
+            f"the best next launch is expected to gain {choice.gain:.2%}, less than search.stop_below ({below:.2%}); "
+            f"given up: {point}, which is faster than the best with a chance of {choice.better:.0%}"
+        )
+
+    def learn_from(self, launches: Iterable[Launch]) -> None:
+        """Take what earlier studies know; only with the two-factor sampler."""
+        self._two_factor.learn_from(launches)
+
+    def belief(self) -> Belief:
+        """What all launches say of every point; only with the two-factor sampler."""
+        return self._two_factor.belief(self._study)
+
+    def choices(self, count: int) -> list[Choice]:
+        """The most promising points that were never launched; only with the two-factor sampler."""
+        return self._two_factor.choices(self._study, count)
+
+    @property
+    def _two_factor(self) -> TwoFactorSampler:
+        if not isinstance(self._study.sampler, TwoFactorSampler):
+            raise TypeError(f"the sampler is {self._settings.sampler}")
+        return self._study.sampler
 
     def tell(self, proposal: Proposal, record: TrialRecord) -> None:
         """Let the sampler learn from a finished launch."""
@@ -80,6 +121,8 @@ class Search:
         state, value = self._verdict(record)
         for name, excess in self._constraints(record).items():
             proposal.trial.set_constraint(name, excess)
+        for name, found in self._learned(record).items():
+            proposal.trial.set_user_attr(name, found)
         self._study.tell(proposal.trial, value, state=state)
 
     def _choose(self) -> Proposal | None:
@@ -92,6 +135,7 @@ class Search:
                 return Proposal(settled[0], key, settled[1], trial)
             # No launch is spent on it. TPE learns from PRUNED that there is nothing to gain here, and asks 65 times
             # for 40 launches of a small space; with FAIL, which it ignores, it asked 2,355 times.
+            trial.set_user_attr(observed.REFUSED, value=True)
             self._study.tell(trial, state=TrialState.PRUNED)
         return self._first_unseen(self._space.points(self._settings.seed))
 
@@ -115,12 +159,21 @@ class Search:
                 state=state,
                 value=value,
                 constraints=self._constraints(record),
+                user_attrs=self._learned(record),
             )
         )
 
     def _constraints(self, record: TrialRecord) -> dict[str, float]:
         """In Optuna's form: 0 or less is feasible."""
         return {_VIOLATION: violation(self._objective, record)} if self._objective.constraints else {}
+
+    def _learned(self, record: TrialRecord) -> dict[str, Any]:
+        """What a launch teaches beside its objective, as `raytune_eagle.samplers.observed` reads it."""
+        if record.status == "lost":  # a machine's doing
+            return {observed.REFUSED: True}
+        seconds = {observed.SECONDS: record.ended_at - record.started_at}
+        figures = figures_of(record, self._reference)
+        return {**seconds, observed.FIGURES: figures} if figures else seconds
 
     def _verdict(self, record: TrialRecord) -> tuple[TrialState, float | None]:
         """A failed launch in the form that the sampler sees: TPE learns from PRUNED and ignores FAIL, GP needs a value.
@@ -136,8 +189,51 @@ class Search:
         return (TrialState.COMPLETE, min(done)) if done else (TrialState.FAIL, None)
 
 
-def _sampler(spec: Spec) -> optuna.samplers.BaseSampler:
-    settings = spec.search
+def figures_of(record: TrialRecord, reference: Reference) -> list[dict[str, Any]]:
+    """accept_len, cycle time and accept histogram, a mapping per concurrency.
+
+    The cycle is what the throughput implies, as an average node would give it, so that the two factors make up
+    just what is searched for.
+    """
+    return [
+        {
+            "accept_len": m.accept_len,
+            "cycle_ms": 1000 * m.concurrency * (m.accept_len or 1.0) / _normal_speed(m, record, reference),
+            "accept_histogram": _histogram(record, m.concurrency),
+            "first_ms": _first_ms(record, m.concurrency),
+        }
+        for m in (record.outcome.measurements if isinstance(record.outcome, Completed) else ())
+        if m.output_throughput > 0
+    ]
+
+
+def _normal_speed(figures: Measurement, record: TrialRecord, reference: Reference) -> float:
+    return figures.output_throughput * reference.factor(record.node, figures.concurrency, record.started_at)
+
+
+def _counted(record: TrialRecord, concurrency: int) -> list[Request]:
+    return [row for row in record.outcome.requests if row.concurrency == concurrency and row.repeat >= 0]
+
+
+def _histogram(record: TrialRecord, concurrency: int) -> list[int]:
+    """Verify rounds that accepted 0, 1, 2, … drafts."""
+    rows = [row.accept_histogram for row in _counted(record, concurrency)]
+    return [sum(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
+
+
+def _first_ms(record: TrialRecord, concurrency: int) -> float:
+    """Time to first token, spread over the verify rounds."""
+    rows = [row for row in _counted(record, concurrency) if row.ttft_s is not None and row.verify_rounds]
+    rounds = sum(row.verify_rounds or 0 for row in rows)
+    return 1000 * sum(row.ttft_s or 0.0 for row in rows) / rounds if rounds else 0.0
+
+
+def _sampler(space: Space) -> optuna.samplers.BaseSampler:
+    spec, settings = space.spec, space.spec.search
+    if settings.sampler == "two-factor":
+        return TwoFactorSampler(Candidates(space.blocks), seed=settings.seed)
+    if settings.sampler == "one-at-a-time":
+        return OneAtATimeSampler(seed=settings.seed)
     if settings.sampler == "tpe":
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate: so called since 2.0
         startup = max(3, min(10, spec.budget.trials // 5))  # of a short study not all may be spent on random points
@@ -153,8 +249,5 @@ def _sampler(spec: Spec) -> optuna.samplers.BaseSampler:
 def _require_gp() -> None:
     from importlib.util import find_spec  # noqa: PLC0415 - asked only where it matters
 
-    missing = [name for name in ("torch", "scipy") if find_spec(name) is None]
-    if missing:
-        raise SpecError(
-            f"search.sampler: gp needs {' and '.join(missing)}: pip install 'raytune-eagle[gp]', or write tpe"
-        )
+    if find_spec("torch") is None:
+        raise SpecError("search.sampler: gp needs torch: pip install 'raytune-eagle[gp]', or write tpe")

@@ -198,6 +198,21 @@ class Space:
         for index in order:
             yield self._parts.point(int(index))
 
+    @property
+    def blocks(self) -> list[tuple[list[Params], list[Params]]]:
+        """The valid points as halves that go together (speculative settings, all others), as Optuna would ask for them.
+
+        A knob without effect beside another has no value in a canonical point; here it has the first of its values.
+        """
+        return [([*map(self._asked, first)], [*map(self._asked, rest)]) for first, rest in self._parts.blocks]
+
+    def _asked(self, half: Params) -> Params:
+        values = {column: self._by_column[column].values for column in half}
+        return {
+            column: values[column][0] if value is None and None not in values[column] else value
+            for column, value in half.items()
+        }
+
     @cached_property
     def _parts(self) -> Parts:
         beside = {d.column for d in self.dimensions if d.group == "args" and d.word in rules.BESIDE_SPECULATION}

@@ -30,7 +30,7 @@ from raytune_eagle.spec_values import (
 
 __all__ = ["IntRange", "Spec", "differences", "values"]
 
-Sampler = Literal["tpe", "gp", "random", "grid"]
+Sampler = Literal["two-factor", "tpe", "gp", "random", "grid", "one-at-a-time"]
 LowerIsBetter = Literal["ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p95_ms", "cycle_ms"]
 
 
@@ -55,10 +55,15 @@ class EngineSpec(Written):
 
 
 class NodeSpec(Written):
-    """What one trial owns; 0 GPUs means the CPU layer."""
+    """What one trial owns; 0 GPUs means the CPU layer.
+
+    Attributes:
+        grace_s: after so many seconds out of touch a node is given up, and its trial asked again elsewhere.
+    """
 
     gpus: Annotated[Int, Field(ge=0, le=64)] = 8
     cost_per_hour: Annotated[Float, Field(ge=0)] | None = None
+    grace_s: Annotated[Float, Field(ge=10, le=3600)] = 60.0
 
 
 class WorkloadSpec(Written):
@@ -155,7 +160,7 @@ class SpaceSpec(Written):
 class Search(Written):
     """How it looks."""
 
-    sampler: Sampler = "tpe"
+    sampler: Sampler = "two-factor"
     seed: Int = 0
     stop_below: Annotated[Float, Field(gt=0, lt=1)] | None = None
 
@@ -203,8 +208,8 @@ class Spec(Written):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What makes two studies the same study: everything but what may be spent and the price of a node."""
-        spent: dict[str, Any] = {"budget": True, "confirm": True, "node": {"cost_per_hour"}}
+        """What makes two studies the same study: everything but what may be spent and a node's price and grace."""
+        spent: dict[str, Any] = {"budget": True, "confirm": True, "node": {"cost_per_hour", "grace_s"}}
         whole = self.model_dump(mode="json", by_alias=True, exclude=spent)
         return dict(_leaves(whole))
 
@@ -219,6 +224,8 @@ def _cross_checks(spec: Spec) -> Iterator[str]:
     yield from (f"space.nccl.{name}: also fixed in engine.env; keep one" for name in both)
     both = sorted(set(spec.engine.args) & set(spec.space.args))
     yield from (f"space.args.{name}: also fixed in engine.args; keep one" for name in both)
+    if spec.search.stop_below is not None and spec.search.sampler != "two-factor":
+        yield f"search.stop_below: sampler {spec.search.sampler} knows no expected gain: write sampler: two-factor"
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

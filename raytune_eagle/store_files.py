@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from raytune_eagle.errors import SpecError, StoreError
+from raytune_eagle.errors import SpecError, StoreError, StoreOutageError
 
 TEMPORARY_SUFFIX = ".tmp"
 _FEW_ROWS = 100
@@ -69,7 +69,7 @@ class Files:
         try:
             found = self.filesystem.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True))
         except READ_ERRORS as error:
-            raise StoreError(f"{self.path(folder)}: cannot be listed: {_one_line(error)}") from error
+            raise StoreOutageError(f"{self.path(folder)}: cannot be listed: {_one_line(error)}") from error
         return sorted(info.base_name for info in found if info.type == wanted)
 
     def names(self, folder: str) -> list[str]:
@@ -93,14 +93,14 @@ class Files:
         self.write(folder, name, sink.getvalue())
 
     def write(self, folder: str, name: str, data: bytes | pa.Buffer) -> None:
-        """Write a file whole. Raises `StoreError` naming it; then nothing of it is visible."""
+        """Write a file whole. Raises `StoreOutageError` naming it; then nothing of it is visible."""
         hidden = self.path(folder, _hidden(name))
         try:
             self._put(folder, hidden, self.path(folder, name), data)
         except READ_ERRORS as error:
             with contextlib.suppress(*READ_ERRORS):
                 self.filesystem.delete_file(hidden)
-            raise StoreError(f"{self.path(folder, name)}: cannot be written: {_one_line(error)}") from error
+            raise StoreOutageError(f"{self.path(folder, name)}: cannot be written: {_one_line(error)}") from error
 
     def _put(self, folder: str, hidden: str, final: str, data: bytes | pa.Buffer) -> None:
         self.filesystem.create_dir(self.path(folder), recursive=True)
@@ -140,7 +140,7 @@ class LocalFiles(Files):
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StoreError(f"{self.path(folder)}: cannot be listed: {_one_line(error)}") from error
+            raise StoreOutageError(f"{self.path(folder)}: cannot be listed: {_one_line(error)}") from error
 
     def _put(self, folder: str, hidden: str, final: str, data: bytes | pa.Buffer) -> None:
         directory = Path(self.path(folder))

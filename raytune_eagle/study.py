@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from raytune_eagle import gates
@@ -19,6 +19,7 @@ from raytune_eagle.model import Completed, Config, Event, Failed, Job, Kind, Tri
 from raytune_eagle.outcomes import hopeless, in_words, same_text, speedup, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
 from raytune_eagle.reference import Reference
+from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.search import Proposal, Search
 from raytune_eagle.space import Space
 
@@ -82,7 +83,8 @@ class Study:
         self.space, self.spec, self.records = space, space.spec, list(store.read(space.spec.name))
         self._workload, self._held_out = workload, held_out or workload
         self._store, self._listener = store, listener
-        check_same(self.spec, workload, store.read_events(self.spec.name))
+        events = list(store.read_events(self.spec.name))
+        check_same(self.spec, workload, events)
         self._reference = Reference(())
         self._taken = {record.number for record in self.records}
         self._benches: dict[str, Bench] = {}
@@ -92,9 +94,11 @@ class Study:
         self._losses = Counter[str]()
         self._again: deque[Task] = deque()
         self._busy: dict[Pending, tuple[Node, Task]] = {}
+        self._lost: dict[int, Task] = {}
         self._events: list[Event] = []
         self._lock = threading.Lock()
-        self._exhausted = False
+        self._exhausted = any(event.name == "search_stopped" for event in events)
+        self._told = self._exhausted
 
     # ------------------------------------------------------------------------------------------------- what is known
     @property
@@ -104,8 +108,12 @@ class Study:
 
     def done(self) -> bool:
         """Whether the budget of trials is used up, or every valid point was launched, and the best are confirmed."""
-        searched = len(self.trials) >= self.spec.budget.trials
+        searched = len(self.trials) >= self.spec.budget.trials or self._exhausted
         return (searched or len({r.key for r in self.trials}) >= self._reachable()) and self._confirming() is None
+
+    def learn_from(self, launches: Iterable[Launch]) -> None:
+        """Take what earlier studies know of this one's points; before `run`."""
+        self._search.learn_from(launches)
 
     def note(self, event: Event) -> None:
         """Take an event, from any thread."""
@@ -137,6 +145,8 @@ class Study:
                     raise NodeError(f"no node for {_NO_NODE_S:.0f} s: is a node up that has `eagle_node` and the GPUs?")
                 for pending in fleet.wait_any(self._busy, _TICK_S):
                     self._settle(fleet, pending)
+                for node, job, outcome in fleet.late():
+                    self._settle_late(fleet, node, job, outcome)
                 if fleet.now() - flushed > _FLUSH_S:
                     flushed = fleet.now()
                     self._flush()
@@ -154,6 +164,7 @@ class Study:
                 continue
             task = self._next_confirm(node, bench, names) if self._searched(over=over) else self._next(node, names)
             if task is None:
+                self._say_why_stopped(fleet)
                 continue
             task.started_at = fleet.now()
             workload = self._held_out if task.kind == "confirm" else self._workload
@@ -219,6 +230,12 @@ class Study:
         kept = seconds * rounds * (confirm.top + 2) if confirm.top else 0.0
         return fleet.now() - began >= hours - min(kept, hours / 2)
 
+    def _say_why_stopped(self, fleet: Fleet) -> None:
+        """Once, where the search ended by itself though budget is left; a later run does not begin again."""
+        if self._exhausted and not self._told and (why := self._search.stopped()):
+            self._told = True
+            self._say(fleet, "search_stopped", why)
+
     def _number(self) -> int:
         """The lowest number never used: one whose launch left no record is used again."""
         number = next(n for n in range(len(self._taken) + 1) if n not in self._taken)
@@ -228,16 +245,31 @@ class Study:
     # -------------------------------------------------------------------------------------------- what came of a launch
     def _settle(self, fleet: Fleet, pending: Pending) -> None:
         node, task = self._busy.pop(pending)
+        outcome: Completed | Failed | None = None
+        trouble: NodeError | None = None
         try:
             outcome = pending.result()
-        except NodeError as exc:
-            self._put_aside(fleet, node, task, exc)
-            if exc.outcome is None:
-                self._ask_again(fleet, node, task, exc)
-                return
-            outcome = exc.outcome
-        else:
             self._benches[node.name].failures = 0
+        except NodeError as exc:
+            outcome, trouble = exc.outcome, exc
+        if task.lost_on and any(record.number == task.number for record in self.records):
+            self._say(fleet, "dropped", "the result of its first try came late and was kept", node, task.number)
+        elif outcome is not None:
+            self._keep(fleet, node, task, outcome)
+        elif trouble is not None:
+            self._ask_again(fleet, node, task, trouble)
+        if trouble is not None:
+            self._put_aside(fleet, node, task, trouble)
+
+    def _settle_late(self, fleet: Fleet, node: Node, job: Job, outcome: Completed | Failed) -> None:
+        """A node that was given up is back with a result: kept, unless the trial came to one elsewhere meanwhile."""
+        task = self._lost.pop(job.number, None) if job.study == self.spec.name else None
+        kept = {record.number for record in self.records}
+        if task is None or task.config != job.config or job.number in kept:
+            self._say(fleet, "dropped", "late, and no longer asked for", node, job.number)
+            return
+        if task in self._again:
+            self._again.remove(task)
         self._keep(fleet, node, task, outcome)
 
     def _put_aside(self, fleet: Fleet, node: Node, task: Task, exc: NodeError) -> None:
@@ -260,6 +292,7 @@ class Study:
             lost = Failed(status="lost", failure_class="node_lost", failure_phase="unknown", failure_detail=detail)
             self._keep(fleet, node, task, lost)
         elif task.kind == "trial":
+            self._lost[task.number] = task
             self._again.append(task)
         else:
             self._taken.discard(task.number)

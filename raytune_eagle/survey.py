@@ -28,6 +28,7 @@ from raytune_eagle.fit import check_models, flag_findings
 from raytune_eagle.model import Workload
 from raytune_eagle.nodes import local_ray
 from raytune_eagle.rules import Assumptions
+from raytune_eagle.simulation import PREFIX
 from raytune_eagle.space import assumed
 from raytune_eagle.spec import Spec, values
 from raytune_eagle.weights import Checkpoint
@@ -84,6 +85,8 @@ def survey(spec: Spec, workload: Workload | None, where: str, nodes: int) -> Sur
     Raises:
         NodeError: there is no cluster at `where`.
     """
+    if where.startswith(PREFIX):  # no node to look at
+        return Survey(assumed(spec))
     if where == LOCAL:
         return _survey_here(spec, workload, nodes)
     answers = ask_nodes(where, partial(look, spec, workload))
@@ -109,9 +112,9 @@ def _survey_here(spec: Spec, workload: Workload | None, nodes: int) -> Survey:
 
 def ask_nodes(where: str, question: Any) -> dict[str, Any]:
     """Each node's answer, or as text why there is none, by name."""
-    os.environ.update(local_ray.ENVIRONMENT)
-    nodes_ray = importlib.import_module("raytune_eagle.nodes.ray")  # after the environment: Ray reads it once
-    answers: dict[str, Any] = nodes_ray.ask_every_node(where, question, NODE_S)
+    os.environ.update(local_ray.environment_for(where))
+    joining = importlib.import_module("raytune_eagle.nodes.joining")  # after the environment: Ray reads it once
+    answers: dict[str, Any] = joining.ask_every_node(where, question, NODE_S)
     return answers
 
 

@@ -4,6 +4,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import yaml
 from made import completed, failed
 
@@ -38,6 +39,21 @@ def simulated(node, work):
         return Answer(completed(100), 1e6)
     too_small = work.config.speculative.num_draft_tokens > 37
     return Answer(failed("tree_too_small") if too_small else completed(100), 30.0)
+
+
+def fake_servers():
+    """Processes that run the fake server, and their guards, in our own pid namespace: not those of a lab's hosts."""
+    found = [(p, p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]) if _is_ours(p.pid)]
+    running = [(process, words) for process, words in found if str(FAKE) in words]
+    guards = [pair for pair in running if any(word.endswith("guard.py") for word in pair[1])]
+    return [process for process, words in running if (process, words) not in guards], guards
+
+
+def _is_ours(pid):
+    try:
+        return Path(f"/proc/{pid}/ns/pid").stat().st_ino == Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return False
 
 
 class Rig:

@@ -7,6 +7,8 @@ from made_checkpoints import make_target
 from made_interpreter import make_interpreter, times_asked
 
 from raytune_eagle import specfile
+from raytune_eagle.checkpoints import fingerprint
+from raytune_eagle.doctor import differences
 from raytune_eagle.engines.flags import Flags, ask, cached, mistakes
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.machine import check_folder, check_interpreter, installed
@@ -189,3 +191,26 @@ def test_tokens_are_counted_or_estimated(tmp_path):
     assert 5 < counted < 30
     assert longest_prompt(["x" * 350, "x"], str(make_target(tmp_path / "t"))) == (101, True)
     assert longest_prompt(["x" * 350], "some/hub-id") == (101, True)
+
+
+def test_nodes_that_differ_are_told():
+    """One node with another draft or SGLang is a problem that names both sides; equal nodes are none."""
+    one = {"engine.draft[0]": "aa", "engine.python": "SGLang 1"}
+    assert differences({"h1": one, "h2": dict(one)}) == []
+    (found,) = differences({"h1": one, "h2": {**one, "engine.draft[0]": "bb"}, "h3": one})
+    assert (found.level, found.subject) == ("problem", "engine.draft[0]")
+    assert found.detail == "not the same on every node: aa on h1, h3; bb on h2"
+
+
+def test_fingerprint_tells_a_torn_copy(tmp_path):
+    """Equal folders have equal fingerprints wherever they lie; a byte more, less or other at an end shows."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(300_000))
+    same = fingerprint(str(tmp_path / "a"))
+    assert same == fingerprint(str(tmp_path / "b"))
+    (tmp_path / "b" / "model.safetensors").write_bytes(bytes(299_999))
+    assert fingerprint(str(tmp_path / "b")) != same
+    (tmp_path / "b" / "model.safetensors").write_bytes(bytes(299_999) + b"x")
+    assert fingerprint(str(tmp_path / "b")) != same
+    assert fingerprint(str(tmp_path / "c")) is None

@@ -100,8 +100,17 @@ class FakeGpus:
 def test_gpus_in_use_are_a_node_error_that_names_the_pids():
     """Another process with more than 512 MiB on our GPUs: no launch, and who it is."""
     with pytest.raises(NodeError, match=r"GPU 1 is in use by pid 42 \(600 MiB\)"):
-        require_free(FakeGpus([Gpu(0, 10, {41: 500}), Gpu(1, 700, {42: 600})]))
-    assert require_free(FakeGpus([Gpu(0, 600, {41: 500})])) == [Gpu(0, 600, {41: 500})]
+        require_free(FakeGpus([Gpu(0, 10, {41: 500}), Gpu(1, 700, {42: 600})]), {})
+    assert require_free(FakeGpus([Gpu(0, 600, {41: 500})]), {}) == [Gpu(0, 600, {41: 500})]
+
+
+def test_memory_that_nobody_holds_is_not_free():
+    """What a GPU keeps beyond what it held at first, with no process to show for it, ends the use of the node."""
+    least = {}
+    require_free(FakeGpus([Gpu(0, 600, {})]), least)
+    require_free(FakeGpus([Gpu(0, 1000, {})]), least)
+    with pytest.raises(NodeError, match="GPU 0: 2600 MiB are in use by no process, 600 at first"):
+        require_free(FakeGpus([Gpu(0, 2600, {})]), least)
 
 
 def test_release_waits_for_pids_and_memory(monkeypatch):

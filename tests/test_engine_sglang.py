@@ -295,3 +295,16 @@ def test_log_is_kept_under_a_telling_name_without_the_key(serve, settings):
     (log,) = settings.work_dir.iterdir()
     assert log.name == f"00007-trial-{trial.config.uid}.log"
     assert key not in log.read_text()
+
+
+def test_a_missing_draft_is_the_specs_fault_where_it_is_the_only_one(serve):
+    """No other launch of a study with one draft would find it; of several drafts another one may be there."""
+    work = job("missing_draft", speculative=SPEC.model_copy(update={"draft": "some/draft"}))
+    with (
+        pytest.raises(SpecError, match=r"engine: model_missing: .*some/draft is not a local folder"),
+        serve(work, only_draft="some/draft"),
+    ):
+        pass
+    with pytest.raises(LaunchError) as caught, serve(work):
+        pass
+    assert caught.value.failure_class == "model_missing"

@@ -314,6 +314,17 @@ def test_text_that_parts_at_once_is_not_the_models():
     assert verdicts(some.gates)["text"] == "warning"
 
 
+def test_plain_decoding_that_parts_from_itself_is_asked_no_more_of_others():
+    """Where kernels round so differently by batch that plain decoding's own passes part, a trial may part as well."""
+    first, ours = answered("abcdefghij"), answered("ABCDEFGHIJ")
+    half = ours.requests[:4] + answered("ABCDEFGHIJ", prefix="q").requests[4:]
+    trial_ = ours.model_copy(update={"requests": half})
+    assert gates.judged(trial_, first, 0.0).failure_class == "text"
+    again = tuple(row.model_copy(update={"repeat": 1}) for row in half)
+    noisy = first.model_copy(update={"requests": (*first.requests, *again)})
+    assert verdicts(gates.judged(trial_, noisy, 0.0).gates)["text"] == "warning"
+
+
 def test_text_is_compared_only_where_it_can_be():
     """Sampled text, too few prompts, and records that kept no beginnings are not judged."""
     plain, other = answered("abcdefghij"), answered("ABCDEFGHIJ", prefix="q")

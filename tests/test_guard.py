@@ -225,6 +225,17 @@ def test_guards_leave_no_notes():
     assert list(Path(guard.NOTES).glob(pattern)) == []
 
 
+def test_sweep_leaves_what_a_guard_outside_of_our_container_runs():
+    """A mark from another pid namespace says nothing here: there its number means another process."""
+    env = {**os.environ, guard.MARK: "1:1", guard.NAMESPACE_MARK: str(guard.pid_namespace() + 1)}
+    with subprocess.Popen([sys.executable, "-S", "-c", SLEEP], env=env) as process:
+        time.sleep(0.3)
+        assert process.pid not in marked()
+        assert process.pid not in sweep()
+        assert process.poll() is None
+        process.kill()
+
+
 def test_stop_after_a_killed_guard_sweeps_and_removes(tmp_path):
     """An owner whose guard was killed cleans up itself."""
     folder = tmp_path / "remove"

@@ -1,18 +1,25 @@
 """A real local Ray: an actor that is killed, and nothing left behind."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import wait
 from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
-from rigs import FAKE, Rig, job
+from made_interpreter import make_interpreter
+from rigs import FAKE, Rig, fake_servers, job
 
 from raytune_eagle.errors import NodeError
 from raytune_eagle.model import Completed
+from raytune_eagle.store import ParquetStore
 
 
 def descendants():
@@ -27,7 +34,7 @@ def test_killed_actor_is_a_node_error_and_the_node_comes_back(tmp_path):
         node = rig.nodes()["local-0"]
         pending = node.submit(job(1, env={"RAYTUNE_FAKE": "never_ready"}))
         server, owner = _await_server()
-        assert owner.name().startswith("ray::_Owner")
+        assert owner.name().startswith("ray::Owner")
         killed = time.monotonic()
         owner.kill()
         wait([pending], 30)
@@ -38,17 +45,52 @@ def test_killed_actor_is_a_node_error_and_the_node_comes_back(tmp_path):
         assert isinstance(rig.result(again.submit(job(2))), Completed)
 
 
+@pytest.mark.ray
+def test_killed_raylet_takes_its_node_with_it(tmp_path, capfd):
+    """SIGKILL of a raylet: NodeError, no server within 15 s, the other node free, the node back; stdout clean."""
+    name = "local-1"
+    with ExitStack() as stack:
+        rig = Rig("ray", tmp_path, stack)
+        node = rig.nodes()[name]
+        pending = node.submit(job(1, env={"RAYTUNE_FAKE": "never_ready"}))
+        server, owner = _await_server()
+        raylet = owner.parent()
+        assert raylet.name() == "raylet"
+        raylet.kill()
+        _, alive = psutil.wait_procs([server, owner], timeout=15)
+        assert not alive
+        wait([pending], 30)
+        assert isinstance(pending.exception(timeout=0), NodeError)
+        other = next(each for each in rig.nodes(1).values() if each.name != name)
+        assert isinstance(rig.result(other.submit(job(2))), Completed)
+        again = rig.nodes()[name]
+        assert isinstance(rig.result(again.submit(job(3))), Completed)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.ray
+def test_killed_raylet_of_this_machine_ends_the_study(tmp_path):
+    """The raylet that the driver itself depends on: no server is left, and within 30 s asking for nodes says why."""
+    with ExitStack() as stack:
+        rig = Rig("ray", tmp_path, stack)
+        pending = rig.nodes()["local-0"].submit(job(1, env={"RAYTUNE_FAKE": "never_ready"}))
+        server, owner = _await_server()
+        owner.parent().kill()
+        _, alive = psutil.wait_procs([server, owner], timeout=15)
+        assert not alive
+        wait([pending], 30)
+        assert isinstance(pending.exception(timeout=0), NodeError)
+        with pytest.raises(NodeError, match="Ray of this machine"):
+            rig.nodes(3)
+
+
 def _await_server():
     """The fake server, and the process that owns it: its guard was told whose death to watch."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        running = [
-            (p, p.info["cmdline"]) for p in psutil.process_iter(["cmdline"]) if str(FAKE) in (p.info["cmdline"] or [])
-        ]
-        guards = [words for _, words in running if any(word.endswith("guard.py") for word in words)]
-        servers = [process for process, words in running if words not in guards]
+        servers, guards = fake_servers()
         if guards and servers:
-            options = json.loads(next(word for word in guards[0] if word.startswith("{")))
+            options = json.loads(next(word for word in guards[0][1] if word.startswith("{")))
             return servers[0], psutil.Process(options["owner"])
         time.sleep(0.1)
     raise AssertionError("no server started")
@@ -85,3 +127,56 @@ def _ray_folder(process):
 
 def _in_our_ray(process):
     return _ray_folder(process).startswith("/tmp/rte-")
+
+
+GPU_SPEC = """
+name: leak
+engine: {{model: builtin:tiny, draft: builtin:tiny, python: {python}}}
+node: {{gpus: 1}}
+workload: {{prompts: builtin:tiny, max_new_tokens: 8, max_passes: 2, min_passes: 2}}
+space: {{speculative: {{num_steps: {{int: [1, 5]}}, eagle_topk: [1, 2], num_draft_tokens: {{int: [2, 8]}}}}}}
+search: {{sampler: random}}
+budget: {{trials: 4}}
+"""
+
+
+@pytest.mark.ray
+def test_gpu_that_keeps_memory_puts_its_node_aside(tmp_path):
+    """Its trial is kept, the node takes no other, the study goes on with the other one, and both reports name it."""
+    wrapper = tmp_path / "python"
+    wrapper.write_text(
+        "#!/bin/sh\n"  # has SGLang as far as it is asked, and serves the fake
+        f'case "$#:$1:$2" in 2:-c:*|4:-c:*) exec {make_interpreter(tmp_path / "env")} "$@";;\n'
+        f'*:-m:sglang.launch_server) shift 2; exec {sys.executable} {FAKE} "$@";; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    (tmp_path / "spec.yaml").write_text(GPU_SPEC.format(python=wrapper))
+    nvml = tmp_path / "nvml.json"
+    gpus = [{"used": 0, "total": 80000, "pids": {}}, {"used": 0, "total": 80000, "pids": {}}]
+    nvml.write_text(json.dumps({"arch": [9, 0], "nvlink": True, "gpus": gpus}))
+    path = os.pathsep.join([str(FAKE.parent / "nvml"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, "NVML_FAKE": str(nvml), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "raytune_eagle"]
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        run = subprocess.Popen(
+            [*command, "run", "spec.yaml", "--nodes", "2"], cwd=tmp_path, env=env, stdout=out, stderr=out
+        )
+    deadline = time.monotonic() + 60
+    while not re.search(r"local-1 #\d +ready", log.read_text()):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    gpus[1]["used"] = 2000  # while its first server runs: from now on it does not go away
+    (tmp_path / "leak.json").write_text(json.dumps({"arch": [9, 0], "nvlink": True, "gpus": gpus}))
+    (tmp_path / "leak.json").rename(nvml)
+    assert run.wait(200) == 0, log.read_text()
+    text = log.read_text()
+    records = list(ParquetStore(str(tmp_path / "results")).read("leak"))
+    assert Counter(record.kind for record in records)["trial"] == 4
+    assert len([record for record in records if record.node == "local-1"]) == 1
+    assert re.search(r"node local-1 is put aside: for \d+ s: GPU .*GPU 1: 2000 MiB", text)
+    shown = subprocess.run(
+        [*command, "nodes"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(r"local-1 +│ put aside", shown)

@@ -1,6 +1,7 @@
 """The study loop, in virtual time: nothing launched twice, nothing lost, and it goes on where it stopped."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -124,7 +125,7 @@ def test_small_space_ends_by_itself():
     assert study.done()
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "gp"])
+@pytest.mark.parametrize("sampler", ["two-factor", "tpe", "random", "grid", "gp", "one-at-a-time"])
 def test_samplers(sampler):
     """Every sampler fills the budget with distinct points, failures among them, and finds more than plain decoding."""
 
@@ -192,6 +193,40 @@ def test_configuration_that_takes_down_two_nodes_is_lost():
     assert isinstance(lost.outcome, Failed)
     assert sorted(tries.values()) == [1, 1]
     assert len(study.trials) == 12
+
+
+def out_of_touch(meanwhile):
+    """Node "a" is given up under its second launch, and back with that launch's result after `meanwhile` seconds."""
+    lost, fleet = [], None
+
+    def respond(node, job):
+        if node == "a" and job.kind == "trial" and not lost:
+            lost.append(job)
+            return Answer(NodeError("a: out of touch for 60 s"), 60.0)
+        if lost and not lost[1:] and fleet.now() >= 360 + meanwhile:
+            lost.append(job)
+            fleet.delivered_late.append(("a", lost[0], completed(1234)))
+        return Answer(completed(surface(job.config)), 100.0)
+
+    fleet = SimulatedFleet(["a", "b"], respond)
+    store = ListStore()
+    run(store, fleet)
+    assert len(lost) == 2
+    assert sorted(r.number for r in store.records) == list(range(len(store.records)))
+    assert Counter(r.key for r in store.records if r.kind == "trial").most_common(1)[0][1] == 1
+    assert kinds(store)["trial"] == 12
+    return next(r for r in store.records if r.number == lost[0].number)
+
+
+def test_late_result_is_kept_once():
+    """A node that was given up is back with a result before the trial has one elsewhere: it counts, as its own."""
+    record = out_of_touch(meanwhile=-250)
+    assert (record.node, record.outcome.measurements[0].output_throughput) == ("a", 1234)
+
+
+def test_result_that_is_too_late_is_dropped():
+    """After the trial came to a result elsewhere, a late one is not counted twice."""
+    assert out_of_touch(meanwhile=200).node == "b"
 
 
 def test_a_single_node_gets_its_lost_trial_back():
@@ -380,3 +415,21 @@ def test_events_tell_the_story():
     for name in ("trial_started", "trial_done"):
         assert {e.number for e in store.events if e.name == name} == {r.number for r in store.records}
     assert SPEC  # the text that all of this came from
+
+
+def test_stops_when_nothing_is_worth_a_launch():
+    """With search.stop_below the search ends before its budget, says why and what it gives up, and stays ended."""
+    store = ListStore()
+    space = make_space(search={"sampler": "two-factor", "stop_below": 0.01}, budget__trials=100, confirm={"top": 0})
+    study = run(store, SimulatedFleet(["a", "b"], measured), space)
+    assert 5 <= len(study.trials) < 50
+    stopped = [event for event in store.events if event.name == "search_stopped"]
+    assert len(stopped) == 1
+    assert re.match(
+        r"the best next launch is expected to gain 0\.\d\d%, less than search\.stop_below \(1\.00%\); given up: .*"
+        r"num_steps=\d+, .*, which is faster than the best with a chance of \d+%",
+        stopped[0].detail,
+    )
+    best = max(r.outcome.measurements[0].output_throughput for r in study.trials)
+    assert best > 0.97 * max(surface(space.config(point)) for point in space.points())
+    assert Study(space, WORKLOAD, store).done()

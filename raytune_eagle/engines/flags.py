@@ -22,7 +22,7 @@ from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.machine import Installed
 from raytune_eagle.errors import NodeError
 
-_ASK_S = 120.0
+_ASK_S = 240.0
 _LIKE = 0.6
 _SHOWN_CHOICES = 12
 _MARK = "raytune-eagle-flags "

@@ -142,10 +142,21 @@ def _nvml() -> Iterator[Any]:
         raise NodeError(f"NVML: {error}") from error
 
 
-def require_free(gpus: Gpus) -> list[Gpu]:
-    """State before a launch; `NodeError` when another process holds memory there."""
+def require_free(gpus: Gpus, least: dict[int, int]) -> list[Gpu]:
+    """State before a launch; `NodeError` when another process holds memory there, or nobody does and it is gone.
+
+    Args:
+        gpus: ours.
+        least: the least that was ever seen in use (MiB), by index; kept up to date here.
+    """
     before = gpus.look()
     for gpu in before:
+        least[gpu.index] = min(gpu.used_mib, least.get(gpu.index, gpu.used_mib))
+        if gpu.used_mib > least[gpu.index] + SLACK_MIB and not gpu.processes:
+            raise NodeError(
+                f"GPU {gpu.index}: {gpu.used_mib} MiB are in use by no process, {least[gpu.index]} at first: "
+                "reset it (nvidia-smi --gpu-reset), or restart the machine"
+            )
         if busy := {pid: used for pid, used in gpu.processes.items() if used > SLACK_MIB}:
             raise NodeError(f"GPU {gpu.index} is in use by {_holders(busy)}")
     return before

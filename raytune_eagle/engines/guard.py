@@ -24,6 +24,9 @@ import time
 MARK = "RAYTUNE_EAGLE_GUARD"
 """Environment variable of everything that a guard runs: ``PID:START`` of the guard, for `guarded.sweep`."""
 
+NAMESPACE_MARK = f"{MARK}_NAMESPACE"
+"""Beside it the namespace in which that is its pid: in a container that something guarded started it means another."""
+
 NOTES = f"/tmp/raytune-eagle-guards-{os.getuid()}"  # noqa: S108  a fixed place, whatever TMPDIR a guard was given
 """Folder with one empty file per guard, ``PIDNAMESPACE-PID-START``, removed at its end.
 
@@ -49,12 +52,17 @@ def started(pid: int) -> str | None:
     return None if len(fields) < 20 or fields[0] in b"ZX" else fields[19].decode()  # noqa: PLR2004
 
 
+def pid_namespace() -> int:
+    """Ours: elsewhere pids mean other processes."""
+    return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
+
+
 def note() -> str | None:
     """Leave a file that tells of this guard; None where that is not possible."""
     me = os.getpid()
     try:
         os.makedirs(NOTES, mode=0o700, exist_ok=True)  # noqa: PTH103
-        path = f"{NOTES}/{os.stat('/proc/self/ns/pid').st_ino}-{me}-{started(me)}"  # noqa: PTH116
+        path = f"{NOTES}/{pid_namespace()}-{me}-{started(me)}"
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError:
         return None
@@ -124,7 +132,7 @@ class Guard:
     def start(self) -> None:
         """Fork and execute the command; a command that cannot be executed is told as ``error``."""
         me = os.getpid()
-        os.environ[MARK] = f"{me}:{started(me)}"
+        os.environ |= {MARK: f"{me}:{started(me)}", NAMESPACE_MARK: str(pid_namespace())}
         failure, failure_end = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:

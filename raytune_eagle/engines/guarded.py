@@ -189,26 +189,25 @@ class Guarded:
 
 
 def marked() -> dict[int, str]:
-    """Mark of each process that some guard started, as far as we may look; only of our own pid namespace."""
-    ours = Path("/proc/self/ns/pid").stat().st_ino  # elsewhere pids mean other processes
+    """Mark of each process that some guard started, as far as we may look; both of our own pid namespace."""
+    ours = guard.pid_namespace()
     found = {}
-    prefix = f"{guard.MARK}=".encode()
     for pid in guard.parents():
         try:
             if Path(f"/proc/{pid}/ns/pid").stat().st_ino != ours:
                 continue
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        mark = next((entry.removeprefix(prefix).decode() for entry in variables if entry.startswith(prefix)), None)
-        if mark is not None:
-            found[pid] = mark
+        variables = dict(entry.partition("=")[::2] for entry in entries)
+        if guard.MARK in variables and variables.get(guard.NAMESPACE_MARK, str(ours)) == str(ours):
+            found[pid] = variables[guard.MARK]
     return found
 
 
 def noted() -> dict[int, Path]:
     """Notes of guards of our pid namespace that are dead, by the guard's pid, which is its session's number too."""
-    ours = str(Path("/proc/self/ns/pid").stat().st_ino)
+    ours = guard.pid_namespace()
     found = {}
     for path in Path(guard.NOTES).glob(f"{ours}-*-*"):
         _, pid, start = path.name.split("-")

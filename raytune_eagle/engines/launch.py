@@ -21,6 +21,7 @@ from raytune_eagle.model import Config, Job
 SECRET_FLAGS = ("api-key", "admin-api-key")
 ENV = {
     "PYTHONUNBUFFERED": "1",  # progress is read from the log as it comes
+    "GLOO_SOCKET_IFNAME": "lo",  # a server's processes are all on this machine; else the address of its name is taken
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # or each look at /health would cost a generation
 }
 

@@ -160,6 +160,14 @@ def whose(failure: failures.Failure, config: Config, only_draft: str | None = No
     return "configuration" if any(word in failure.line for word in own) else "spec"
 
 
+def _swept() -> list[int]:
+    """What a killed guard left, killed; what cannot be is the machine's fault."""
+    try:
+        return sweep()
+    except StillAliveError as error:
+        raise NodeError(str(error)) from error
+
+
 class SglangEngine:
     """Serves one configuration at a time; see `raytune_eagle.ports.Engine`.
 
@@ -169,6 +177,7 @@ class SglangEngine:
     def __init__(self, settings: Settings, gpus: Gpus | None = None) -> None:
         self.settings = settings
         self.gpus = gpus or (Nvml(settings.gpus) if settings.gpus else None)
+        self._least_mib: dict[int, int] = {}
 
     def command(self, job: Job) -> str:
         """The launch as one pasteable shell line."""
@@ -190,11 +199,11 @@ class SglangEngine:
 
     def _before(self, job: Job, progress: Progress) -> list[Gpu]:
         """Clear the way: no orphans, GPUs that are free."""
-        if swept := sweep():
+        if swept := _swept():
             progress("swept", f"killed {len(swept)} processes that a killed guard left: {swept}")
         if CPU_LAUNCHER in job.config.launcher:
             progress("cpu", "SGLang runs on the CPU: its figures say nothing about GPUs")
-        return require_free(self.gpus) if self.gpus else []
+        return require_free(self.gpus, self._least_mib) if self.gpus else []
 
     def _start(self, job: Job, progress: Progress, before: list[Gpu]) -> Start:
         """A server that is ready; a failure that may pass is given one more try."""

@@ -30,8 +30,8 @@ def against(outcome: Completed, baseline: Completed | None, temperature: float) 
     """Hold a trial's first answers beside those of plain decoding on the same node; both sides at `temperature`."""
     ours, plain = answers(outcome.requests), answers(baseline.requests) if baseline else {}
     gates = [_repetition(ours, plain)]
-    if plain and not temperature:
-        gates.append(_text(ours, plain))
+    if baseline and not temperature:
+        gates.append(_text(ours, plain, itself=answers(baseline.requests, skip=1)))
     return tuple(gates)
 
 
@@ -40,13 +40,13 @@ def repetition(requests: Iterable[Request]) -> Gate:
     return _repetition(answers(requests), {})
 
 
-def answers(requests: Iterable[Request]) -> Answers:
-    """First measured answer to each prompt, by concurrency and prompt."""
-    found: dict[tuple[int, str], Request] = {}
+def answers(requests: Iterable[Request], skip: int = 0) -> Answers:
+    """Measured answer to each prompt, by concurrency and prompt: the first, or that after the `skip` first ones."""
+    found: dict[tuple[int, str], list[Request]] = {}
     for row in requests:
         if row.repeat >= 0 and row.error is None:
-            found.setdefault((row.concurrency, row.prompt_id), row)
-    return found
+            found.setdefault((row.concurrency, row.prompt_id), []).append(row)
+    return {key: rows[skip] for key, rows in found.items() if len(rows) > skip}
 
 
 def begins_alike(one: Request, other: Request) -> bool | None:
@@ -59,16 +59,23 @@ def begins_alike(one: Request, other: Request) -> bool | None:
     return both[0] == both[1] != ""
 
 
-def _text(ours: Answers, plain: Answers) -> Gate:
-    told = [begins_alike(row, plain[key]) for key, row in ours.items() if key in plain]
-    known = [alike for alike in told if alike is not None]
-    share = sum(known) / len(known) if known else 1.0
-    detail = f"{share:.0%} of {len(known)} answers begin (64 characters) as plain decoding's do"
-    if len(known) < _ENOUGH:
+def _text(ours: Answers, plain: Answers, itself: Answers) -> Gate:
+    """As far as plain decoding agrees with itself, in batches of another make-up, it may be asked of others."""
+    share, count = _alike(ours, plain)
+    usual, counted = _alike(itself, plain)
+    detail = f"{share:.0%} of {count} answers begin (64 characters) as plain decoding's do"
+    if count < _ENOUGH:
         return unknown("text", f"{detail}, too few to judge")
-    if share < _LEAST_SAME:
+    if share < _LEAST_SAME * (usual if counted >= _ENOUGH else 1.0):
         return failed("text", f"{detail}; rounding explains a tenth that differ, not this: the text is not the model's")
     return warned("text", detail) if share < _EXPECTED else passed("text")
+
+
+def _alike(ours: Answers, plain: Answers) -> tuple[float, int]:
+    """Share of answers that begin alike, and of how many that is known."""
+    told = [begins_alike(row, plain[key]) for key, row in ours.items() if key in plain]
+    known = [alike for alike in told if alike is not None]
+    return (sum(known) / len(known) if known else 1.0), len(known)
 
 
 def _repetition(ours: Answers, plain: Answers) -> Gate:

@@ -49,6 +49,10 @@ class LocalFleet:
         """All of them, always."""
         return self._nodes
 
+    def late(self) -> Sequence[tuple[Node, Job, Completed | Failed]]:
+        """None: a thread cannot be out of touch."""
+        return ()
+
     def wait_any(self, pending: Collection[Pending], timeout_s: float) -> set[Pending]:
         """See `raytune_eagle.ports.Fleet`."""
         if not pending:

@@ -8,8 +8,8 @@ holds the address.
 from __future__ import annotations
 
 import os
-import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,12 @@ ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # its default of 15 goes on to the server and to the client that times it
 }
 """Set before Ray is imported, here and in the driver."""
+_LOOK_S = 1.0
+
+
+def environment_for(address: str) -> dict[str, str]:
+    """What a driver of the Ray at `address` must have set: of one on loopback what that one has."""
+    return ENVIRONMENT if address.startswith("127.") else {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def node_name(index: int) -> str:
@@ -36,32 +42,40 @@ def gpu_indices(index: int, gpus: int) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Start the nodes, write the address, and wait to be ended by the guard."""
+    """Start the nodes, write the address, and start anew those whose raylet died, until the guard ends us."""
     from ray.cluster_utils import Cluster  # noqa: PLC0415 - the environment above must be set before
-
-    from raytune_eagle.nodes.ray import NAME_LABEL, RESOURCE  # noqa: PLC0415 - likewise
 
     count, ready, gpus = int(argv[0]), Path(argv[1]), int(argv[2]) if argv[2:] else 0
     cluster = Cluster()
-    for index in range(count):
-        options: dict[str, Any] = {
-            "num_cpus": 1,
-            "num_gpus": gpus,
-            "object_store_memory": 100 * 2**20,
-            "node_ip_address": "127.0.0.1",
-            "resources": {RESOURCE: 1.0},
-            "labels": {NAME_LABEL: node_name(index)},
-        }
-        if index == 0:
-            options["include_dashboard"] = False
-        if gpus:
-            options["env_vars"] = {"CUDA_VISIBLE_DEVICES": gpu_indices(index, gpus)}
-        cluster.add_node(**options)
+    nodes = [cluster.add_node(**_options(index, gpus, head=index == 0)) for index in range(count)]
     partial = ready.with_suffix(".tmp")
     partial.write_text(cluster.address)
     partial.rename(ready)
     while True:
-        signal.pause()
+        time.sleep(_LOOK_S)
+        for index, node in enumerate(nodes):
+            if any(kind == "raylet" for kind, _ in node.dead_processes()):
+                if node is not cluster.head_node:  # whose other processes serve the rest
+                    cluster.remove_node(node, allow_graceful=False)
+                nodes[index] = cluster.add_node(**_options(index, gpus, head=False))
+
+
+def _options(index: int, gpus: int, *, head: bool) -> dict[str, Any]:
+    from raytune_eagle.nodes.joining import NAME_LABEL, RESOURCE  # noqa: PLC0415 - the environment must be set before
+
+    options: dict[str, Any] = {
+        "num_cpus": 1,
+        "num_gpus": gpus,
+        "object_store_memory": 100 * 2**20,
+        "node_ip_address": "127.0.0.1",
+        "resources": {RESOURCE: 1.0},
+        "labels": {NAME_LABEL: node_name(index)},
+    }
+    if head:
+        options["include_dashboard"] = False
+    if gpus:
+        options["env_vars"] = {"CUDA_VISIBLE_DEVICES": gpu_indices(index, gpus)}
+    return options
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class SimulatedNode:
     """One node of a `SimulatedFleet`."""
 
     def __init__(self, name: str, fleet: SimulatedFleet) -> None:
-        self.name, self.facts = name, NodeFacts(hardware="simulated")
+        self.name, self.facts = name, fleet.facts
         self._fleet = fleet
 
     def submit(self, job: Job) -> Pending:
@@ -44,10 +44,26 @@ class SimulatedNode:
 
 
 class SimulatedFleet:
-    """Nodes of these names that answer as `respond` says; `present` may be changed while a study runs."""
+    """Nodes of these names that answer as `respond` says.
 
-    def __init__(self, names: Collection[str], respond: Response, start: float = 0.0) -> None:
-        self.present = list(names)
+    `present` and `delivered_late` may be changed while a study runs.
+
+    Args:
+        names: of the nodes.
+        respond: what comes of a job.
+        start: of the clock, seconds since the epoch.
+        facts: of every node.
+    """
+
+    def __init__(
+        self,
+        names: Collection[str],
+        respond: Response,
+        start: float = 0.0,
+        facts: NodeFacts = NodeFacts(hardware="simulated"),  # noqa: B008 - frozen
+    ) -> None:
+        self.present, self.facts = list(names), facts
+        self.delivered_late: list[tuple[str, Job, Completed | Failed]] = []
         self._nodes = {name: SimulatedNode(name, self) for name in names}
         self._respond, self._now = respond, start
         self._under_way: list[tuple[float, int, Pending, Answer]] = []
@@ -62,6 +78,11 @@ class SimulatedFleet:
         answer, pending = self._respond(node, job), Future[Completed | Failed]()
         heapq.heappush(self._under_way, (self._now + answer.seconds, next(self._order), pending, answer))
         return pending
+
+    def late(self) -> Sequence[tuple[SimulatedNode, Job, Completed | Failed]]:
+        """What `delivered_late` holds, once."""
+        late, self.delivered_late = self.delivered_late, []
+        return [(self._nodes[name], job, outcome) for name, job, outcome in late]
 
     def wait_any(self, pending: Collection[Pending], timeout_s: float) -> set[Pending]:
         """Move the clock to the next end of a trial, or by the timeout, whichever is sooner."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from raytune_eagle.live import STOP, put_aside
-from raytune_eagle.model import Event
+from raytune_eagle.model import Completed, Event, Failed, Job
 from raytune_eagle.ports import Fleet, Node, Pending
 
 
@@ -46,6 +46,10 @@ class SteeredFleet:
             self.note(Event(at=self.fleet.now(), study=self.study, name=name, node=node, detail="by hand"))
         self._aside = now
         return self.fleet.wait_any(pending, timeout_s)
+
+    def late(self) -> Sequence[tuple[Node, Job, Completed | Failed]]:
+        """See `raytune_eagle.ports.Fleet`."""
+        return self.fleet.late()
 
     def now(self) -> float:
         """See `raytune_eagle.ports.Fleet`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,6 +17,7 @@ from raytune_eagle.ranking import Row, confirmed, label, leaderboard
 from raytune_eagle.reference import Reference
 from raytune_eagle.report.outlook import node_states
 from raytune_eagle.report.verdict import verdict, winner
+from raytune_eagle.simulation import simulated
 from raytune_eagle.space import GroupSize, Space
 
 _MOST_ROWS = 15
@@ -24,7 +26,10 @@ _OTHER_S = 120.0
 
 
 def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> None:
-    """Leaderboard, verdict and winner for each concurrency."""
+    """Leaderboard, verdict and winner for each concurrency; simulated figures are called so before and after."""
+    note = simulated_from(records)
+    if note:
+        console.print(note, style="bold", soft_wrap=True, highlight=False)
     for concurrency in concurrencies:
         rows, again = leaderboard(records, concurrency), confirmed(records, concurrency)
         console.print(_board(rows[:_MOST_ROWS], f"concurrency {concurrency}"))
@@ -39,6 +44,21 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
         if best is not None:
             console.print("Launch command of the fastest:", style="bold")
             console.print(escape(best.config.command()), soft_wrap=True, highlight=False)
+    if note:
+        console.print(_virtual_time(records), soft_wrap=True, highlight=False)
+
+
+def simulated_from(records: Sequence[TrialRecord]) -> str:
+    """Say from what the figures were simulated; empty for measured ones."""
+    found = sorted({what for record in records if (what := simulated(record))})
+    return f"SIMULATED from {', '.join(found)}: no server ran, these are not measurements" if found else ""
+
+
+def _virtual_time(records: Sequence[TrialRecord]) -> str:
+    nodes = len({record.node for record in records})
+    began, ended = min(record.started_at for record in records), max(record.ended_at for record in records)
+    busy = math.fsum(record.ended_at - record.started_at for record in records) / 3600
+    return f"Simulated time: {(ended - began) / 3600:.1f} h on {nodes} node(s), {busy:.1f} node-hours of launches"
 
 
 def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[str]:
@@ -127,6 +147,10 @@ def _cost(space: Space) -> Iterator[str]:
     )
 
 
+_ASIDE = "node_quarantined"
+_TELLING = ("trial_started", "ready", "trial_done", _ASIDE)
+
+
 def node_table(events: Sequence[Event]) -> Table:
     """One line per node: what it does, since when."""
     table = Table(title=f"study {events[0].study}")
@@ -136,6 +160,38 @@ def node_table(events: Sequence[Event]) -> Table:
         since = time.strftime("%F %T", time.localtime(each.since))
         number = "" if each.number is None else str(each.number)
         table.add_row(escape(each.name), each.state, since, number, escape(each.detail))
+    return table
+
+
+def put_aside(events: Iterable[Event]) -> list[str]:
+    """Nodes that were put aside and have not been of use since, one line each."""
+    return [f"node {node} is put aside: {event.detail}" for node, event in _latest(events) if event.name == _ASIDE]
+
+
+def _latest(events: Iterable[Event]) -> list[tuple[str, Event]]:
+    """What each node did last."""
+    return sorted({event.node: event for event in events if event.node and event.name in _TELLING}.items())
+
+
+def live_table(rows: Sequence[tuple[str, str, int, str, float, str, int | None, str]]) -> Table:
+    """One line per node of a running cluster: name, address, GPUs, state, since, study, launch, detail."""
+    table = Table()
+    for name in ("node", "address", "GPUs", "state", "since", "study", "launch", "detail"):
+        table.add_column(name)
+    for node, address, gpus, state, since, study, number, detail in rows:
+        clock = time.strftime("%F %T", time.localtime(since)) if since else ""
+        launch = "" if number is None else str(number)
+        table.add_row(escape(node), address, str(gpus), state, clock, escape(study), launch, escape(detail))
+    return table
+
+
+def job_table(rows: Sequence[tuple[str, str, str, float, str]]) -> Table:
+    """One line per job that runs a study: study, job, status, start, message."""
+    table = Table()
+    for name in ("study", "job", "status", "since", "detail"):
+        table.add_column(name)
+    for study, job, status, since, detail in rows:
+        table.add_row(escape(study), job, status, time.strftime("%F %T", time.localtime(since)), escape(detail))
     return table
 
 

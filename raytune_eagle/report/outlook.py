@@ -22,7 +22,7 @@ _STATES = {
     "node_quarantined": "put aside",
     "node_lost": "lost",
     "node_put_aside": "put aside by hand",
-    "node_back": "idle",
+    "node_silent": "no answer",
 }
 _QUIET = ("trial_started", "launch", "trial_done", "kv_cache")
 """Events whose detail says nothing of how far a launch is."""
@@ -52,19 +52,32 @@ class Best(NamedTuple):
 def node_states(events: Iterable[Event]) -> list[NodeState]:
     """The latest of each node; a state lasts from the first event that gave it."""
     states: dict[str, NodeState] = {}
+    before: dict[str, NodeState] = {}  # what a node did when it fell silent or was put aside
     for event in events:
         if event.name == "study_done":
-            states = {name: NodeState(name, "idle", event.at, None, "") for name in states}
-        state = _STATES.get(event.name)
-        if event.node is None or state is None:
-            continue
-        before = states.get(event.node)
-        same = before is not None and before.state == state and before.number == event.number
-        since = before.since if before is not None and same else event.at
-        number = None if state == "idle" else event.number
-        detail = "" if event.name in _QUIET else event.detail
-        states[event.node] = NodeState(event.node, state, since, number, detail)
+            states = {name: _at_rest(state, event.at) for name, state in states.items()}
+        elif event.name == "node_back" and event.node in before:
+            states[event.node] = before.pop(event.node)
+        elif event.node is not None and event.name in _STATES:
+            last = states.get(event.node, NodeState(event.node, "idle", event.at, None, ""))
+            if event.name in ("node_silent", "node_put_aside"):
+                before[event.node] = last
+            states[event.node] = _next(last, event)
     return [states[name] for name in sorted(states)]
+
+
+def _at_rest(state: NodeState, at: float) -> NodeState:
+    """When a study is done; a node that was put aside for a fault stays so."""
+    return state if state.state == "put aside" else NodeState(state.name, "idle", at, None, "")
+
+
+def _next(last: NodeState, event: Event) -> NodeState:
+    if event.name == "node_put_aside" and last.number is not None:
+        return last  # its trial comes to its end
+    state = _STATES[event.name]
+    since = last.since if (last.state, last.number) == (state, event.number) else event.at
+    number = None if state == "idle" else event.number
+    return NodeState(last.name, state, since, number, "" if event.name in _QUIET else event.detail)
 
 
 def best_so_far(records: Sequence[TrialRecord], concurrencies: Sequence[int]) -> list[Best]:

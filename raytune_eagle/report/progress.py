@@ -25,11 +25,15 @@ _SHOWN = {
     "trial_done": "done",
     "node_quarantined": "put aside",
     "node_put_aside": "put aside",
+    "node_silent": "no answer",
     "node_back": "back",
+    "node_lost": "lost",
+    "dropped": "dropped",
+    "search_stopped": "stopped",
     "cpu": "note",
     "swept": "cleaned up",
 }
-_ON_TERMINAL = ("retry", "gate", "trial_done", "node_quarantined", "node_put_aside", "node_back", "cpu", "swept")
+_ON_TERMINAL = _SHOWN.keys() - {"trial_started", "ready", "pass"}
 """What stays above the lines of the nodes; the rest they show themselves."""
 
 

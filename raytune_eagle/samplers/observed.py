@@ -1,0 +1,181 @@
+"""What finished launches teach each factor, read from Optuna's trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from optuna.trial import FrozenTrial, TrialState
+
+from raytune_eagle.samplers.candidates import Params
+from raytune_eagle.samplers.kernels import Array
+from raytune_eagle.samplers.process import Data
+
+FIGURES = "figures"
+"""User attribute: what a launch measured, a mapping per concurrency with ``accept_len``, ``cycle_ms`` and, where known,
+``accept_histogram`` (verify rounds that accepted 0, 1, 2, … drafts) and ``first_ms`` (time to first token a round)."""
+SECONDS = "seconds"
+"""User attribute: node-seconds that a launch took, failed or not."""
+REFUSED = "refused"
+"""User attribute, true: a proposal that was never launched, so it says nothing of failures."""
+
+_TREE_NOISE = 0.01
+"""Standard deviation, per step left out, of what a tree's histogram says of shorter trees; a chain's is exact."""
+_MOST_SHORTER = 5
+_MOST_ALIKE = 4
+"""Launches of one tree that are kept apart; the latest of more."""
+_MOST_ROWS = 400
+"""Observations of accept_len, the latest launches first, then what they say of shorter trees."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch that was asked for.
+
+    Attributes:
+        params: its point.
+        accept: log accept_len, mean over the concurrencies; None where it was not measured.
+        cycle: log cycle time in milliseconds, likewise.
+        first: share of the cycle that is time to first tokens, spread over the rounds.
+        reached: share of verify rounds that accepted at least 1, 2, … drafts; empty where unknown.
+        violation: largest constraint value; 0 or less is feasible.
+        failed, running: it ended without figures; it has not ended.
+        earlier: it is of another study.
+    """
+
+    params: Params
+    accept: float | None = None
+    cycle: float | None = None
+    reached: tuple[float, ...] = ()
+    first: float = 0.0
+    seconds: float | None = None
+    violation: float | None = None
+    failed: bool = False
+    running: bool = False
+    earlier: bool = False
+
+    @property
+    def measured(self) -> bool:
+        """Whether both factors are known, and from a launch of this study."""
+        return self.accept is not None and self.cycle is not None and not self.earlier
+
+
+def launches(trials: Iterable[FrozenTrial]) -> list[Launch]:
+    """Every trial that was or is a launch, in their order."""
+    return [_launch(trial) for trial in trials if trial.params and not trial.user_attrs.get(REFUSED)]
+
+
+def _launch(trial: FrozenTrial) -> Launch:
+    params = whole(trial.params)
+    running = trial.state in {TrialState.RUNNING, TrialState.WAITING}
+    figures = [one for one in trial.user_attrs.get(FIGURES) or () if one.get("cycle_ms")]
+    if running or trial.state != TrialState.COMPLETE or not figures:
+        failed = not running and trial.state != TrialState.COMPLETE
+        return Launch(params, running=running, failed=failed, seconds=trial.user_attrs.get(SECONDS))
+    launch = measured(params, figures)
+    return replace(
+        launch, seconds=trial.user_attrs.get(SECONDS), violation=max(trial.constraints.values(), default=None)
+    )
+
+
+def measured(params: Params, figures: Sequence[Mapping[str, Any]]) -> Launch:
+    """Build a launch from its figures, a mapping per concurrency as in `FIGURES`."""
+    return Launch(
+        params,
+        accept=_mean_log(one.get("accept_len") or 1.0 for one in figures),
+        cycle=_mean_log(one["cycle_ms"] for one in figures),
+        first=math.fsum((one.get("first_ms") or 0.0) / one["cycle_ms"] for one in figures) / len(figures),
+        reached=_reached([one.get("accept_histogram") or () for one in figures]),
+    )
+
+
+def whole(params: Mapping[str, Any]) -> Params:
+    """With the number of draft tokens that a chain is not asked for."""
+    chain = params.get("eagle_topk") == 1 and "num_steps" in params
+    return {**params, "num_draft_tokens": params["num_steps"] + 1} if chain else dict(params)
+
+
+def _mean_log(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.fsum(logs) / len(logs)
+
+
+def _reached(histograms: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    longest = max(map(len, histograms), default=0)
+    if not longest:
+        return ()
+    counts = np.sum([[*histogram, *[0] * (longest - len(histogram))] for histogram in histograms], axis=0)
+    return tuple(float(counts[depth:].sum() / counts.sum()) for depth in range(1, longest))
+
+
+def accept_data(done: Sequence[Launch], columns: Sequence[str]) -> Data:
+    """Log accept_len of the launched trees and, from their histograms, of shorter ones."""
+    alike: dict[tuple[Any, ...], int] = {}
+    rows: list[tuple[Params, float, float, int]] = []
+    shorter: list[tuple[Params, float, float, int]] = []
+    for number, launch in reversed(list(enumerate(done))):
+        tree = tuple(launch.params.get(name) for name in columns)
+        alike[tree] = alike.get(tree, 0) + 1
+        if launch.accept is not None and alike[tree] <= _MOST_ALIKE:
+            rows.append((launch.params, launch.accept, 0.0, number))
+            shorter += [(*row, number) for row in _shorter(launch)] if alike[tree] == 1 else []
+    rows = rows[:_MOST_ROWS]
+    return _data([*rows, *shorter[: _MOST_ROWS - len(rows)]])
+
+
+def _shorter(launch: Launch) -> list[tuple[Params, float, float]]:
+    """What fewer steps would have accepted: a chain just its first drafts, a tree those of its upper part, about."""
+    steps, topk = launch.params.get("num_steps") or 1, launch.params.get("eagle_topk") or 1
+    if len(launch.reached) < steps or steps == 1:
+        return []
+    tokens = launch.params.get("num_draft_tokens") or steps + 1
+    rows = []
+    for fewer in sorted({round(at) for at in np.linspace(1, steps - 1, min(_MOST_SHORTER, steps - 1))}):
+        kept = fewer + 1 if topk == 1 else max(fewer + 1, round(1 + (tokens - 1) * fewer / steps))
+        params = launch.params | {"num_steps": fewer, "num_draft_tokens": kept}
+        noise = 0.0 if topk == 1 else (_TREE_NOISE * (1 + steps - fewer)) ** 2
+        rows.append((params, math.log1p(math.fsum(launch.reached[:fewer])), noise))
+    return rows
+
+
+def cycle_data(done: Sequence[Launch]) -> Data:
+    """Cycle times."""
+    return _data([(one.params, one.cycle, 0.0, n) for n, one in enumerate(done) if one.cycle is not None])
+
+
+def failure_data(ended: Sequence[Launch]) -> Data:
+    """1 for a launch that failed, 0 for one that did not."""
+    return _data([(one.params, float(one.failed), 0.0, n) for n, one in enumerate(ended)])
+
+
+def cost_data(ended: Sequence[Launch]) -> Data:
+    """Logarithms of node-seconds."""
+    return _data([(one.params, math.log(one.seconds), 0.0, n) for n, one in enumerate(ended) if one.seconds])
+
+
+def violation_data(done: Sequence[Launch]) -> Data:
+    """Largest constraint values."""
+    return _data([(one.params, one.violation, 0.0, n) for n, one in enumerate(done) if one.violation is not None])
+
+
+def with_pending(data: Data, params: Sequence[Mapping[str, Any]], values: Sequence[float] | Array) -> Data:
+    """`data`, and launches under way as if they had come out as expected."""
+    first = int(data.launches.max(initial=-1)) + 1
+    return Data(
+        [*data.points, *map(dict, params)],
+        np.append(data.values, values),
+        np.append(data.noise, np.zeros(len(params))),
+        np.append(data.launches, np.arange(first, first + len(params))),
+    )
+
+
+def _data(rows: Sequence[tuple[Params, float, float, int]]) -> Data:
+    return Data(
+        [params for params, *_ in rows],
+        np.array([value for _, value, _, _ in rows], dtype=float),
+        np.array([noise for _, _, noise, _ in rows], dtype=float),
+        np.array([number for *_, number in rows], dtype=np.intp),
+    )

@@ -1,0 +1,106 @@
+"""The project's own cluster.yaml by the real `ray up` over SSH, and whole studies on it."""
+
+import time
+
+import pytest
+from lab.hosts import ROOT
+from lab.study_run import COMMAND, await_true
+
+SPEC_FILE = ROOT / "search_spaces" / "tiny_cpu.yaml"
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+
+def test_every_host_becomes_a_node(cluster, times):
+    """`ray up` as a user types it: all hosts are nodes within a minute."""
+    script = "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
+    times["ray up: all three nodes"] = await_true(
+        lambda: cluster.head.shell(f'python -c "{script}" 2>/dev/null', check=False).stdout.strip() == "3",
+        90,
+        lambda: cluster.head.shell("ray status", check=False).stdout,
+    )
+
+
+def test_study_on_all_hosts(study, times):
+    """One study over three hosts: every trial once, every node used, logs of remote servers kept, nothing left."""
+    began = time.monotonic()
+    run = study("whole", 12, round_ms=5).start()
+    run.end(150)
+    times["12 trials on 3 nodes"] = time.monotonic() - began
+    run.check_whole(12)
+    records = run.records()
+    assert {record.node for record in records} == {"h1", "h2", "h3"}
+    assert all(record.outcome.status == "completed" for record in records)
+    assert {number: text.count("fired up and ready") for number, text in run.server_logs().items()} == {
+        record.number: 1 for record in records
+    }
+    events = run.events()
+    assert {event.node for event in events if event.name == "ready"} == {"h1", "h2", "h3"}
+
+
+def test_real_server_on_one_host(study, times):
+    """SGLang itself on h2, CPU layer, driven from h1 through Ray; its log and its version come home."""
+    began = time.monotonic()
+    run = study("real", 3, round_ms=200, real="h2").start()
+    run.await_line(r"h2 #\d+ +ready", 180)
+    times["SGLang on the CPU, on h2: ready"] = time.monotonic() - began
+    host = run.cluster.lab.hosts[1]
+    wild = [
+        line for line in host.run("ss", "-ltnpH").stdout.splitlines() if "sglang" in line and "127.0.0.1:" not in line
+    ]
+    assert len(wild) <= 1, wild  # torch's store alone; docs/cluster.md
+    run.end(280)
+    run.check_whole(3)
+    measured = [record for record in run.records() if record.node == "h2"]
+    assert measured
+    assert all(record.outcome.status == "completed" for record in measured)
+    logs = run.server_logs()
+    assert all("max_total_num_tokens" in logs[record.number] for record in measured)
+
+
+def test_who_listens_where(cluster):
+    """The dashboard is on loopback; what Ray cannot keep from other interfaces asks for the token (docs/cluster.md)."""
+    everywhere = {}
+    for host in cluster.lab.hosts:
+        for line in host.run("ss", "-ltnpH").stdout.splitlines():
+            fields = line.split()
+            address, port = fields[3].rsplit(":", 1)
+            if address in ("0.0.0.0", "*", "[::]"):
+                everywhere[f"{host.name}:{port}"] = fields[5]
+    http = {place: who for place, who in everywhere.items() if '"python3"' in who or "8265" in place}
+    assert http == {}
+    assert all(any(name in who for name in ("raylet", "gcs_server", "ray::")) for who in everywhere.values())
+
+
+def test_token_is_asked_for(cluster):
+    """Somebody with another token is refused, in one line and at once."""
+    began = time.monotonic()
+    done = cluster.head.shell(
+        f"mkdir -p /tmp/other; echo {'0' * 64} > /tmp/other/token; export RAY_AUTH_TOKEN_PATH=/tmp/other/token; "
+        f"{COMMAND} doctor {SPEC_FILE} --cluster {cluster.head.address}:6379",
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "token" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [("10.77.0.1:1", "nobody answers"), ("10.77.0.99:6379", "nobody answers"), ("10.77.0.1:22", "no Ray head")],
+)
+def test_address_where_no_head_is(cluster, address, why):
+    """A wrong address: one line within 15 s, exit 1."""
+    began = time.monotonic()
+    done = cluster.head.shell(f"{COMMAND} doctor {SPEC_FILE} --cluster {address}", check=False, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert why in done.stderr
+    assert time.monotonic() - began < 18
+
+
+def test_doctor_looks_at_every_node(study, cluster):
+    """`doctor --cluster auto` answers for each host by name."""
+    done = cluster.head.shell(study("doctor", 3).words("doctor"), check=False, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"{host.name}\tok\t" in done.stdout for host in cluster.lab.hosts)

@@ -1,0 +1,63 @@
+"""Studies that outlive their terminal, and a head that does not outlive the study."""
+
+import time
+
+import pytest
+from lab.study_run import COMMAND, await_true
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+
+def test_detached_study(study, times):
+    """`run --detach` outlives the terminal: status, logs and stop reach it, and the same command goes on with it."""
+    run = study("detached", 9, round_ms=20)
+    head = run.cluster.head
+    began = time.monotonic()
+    job = head.shell(f"{run.words()} --detach").stdout.strip()
+    times["run --detach: submitted"] = round(time.monotonic() - began, 1)
+    await_true(lambda: "RUNNING" in head.shell(f"{COMMAND} status detached").stdout, 20, "not running")
+    refused = head.shell(f"{run.words()} --detach", check=False)
+    assert (refused.returncode, job in refused.stderr) == (2, True)
+    await_true(lambda: "done" in head.shell(f"{COMMAND} logs detached").stdout, 60, "no trial done")
+    live = head.shell(f"{COMMAND} nodes --cluster auto").stdout
+    assert live.count("detached") >= 1
+    assert all(host.address in live for host in run.cluster.lab.hosts)
+    assert head.shell(f"{COMMAND} stop detached").stdout == "STOPPED\n"
+    await_true(lambda: not run.left(), 15, lambda: str(run.left()))
+    kept = len(run.records())
+    assert 1 <= kept < 12
+    assert head.shell(f"{COMMAND} status detached", check=False).returncode == 1
+    time.sleep(1)  # a job's id holds the second
+    head.shell(f"{run.words()} --detach")
+    out = head.shell(f"{COMMAND} logs detached --follow", timeout=150).stdout
+    assert "Verdict at concurrency 1" in out
+    assert "SUCCEEDED" in head.shell(f"{COMMAND} status detached").stdout
+    run.check_whole(9)
+
+
+def test_head_is_lost(study, times):
+    """The head's GCS is killed: `ray up` and the same `run` end the study with exactly the budget."""
+    run = study("head", 12, round_ms=20).start()
+    run.await_line(r"h[23] #\d+ +done", 60)
+    head, began = run.cluster.head, time.monotonic()
+    head.kill("gcs_server")
+    run.cluster.up()
+    times["GCS SIGKILL: ray up returned"] = round(time.monotonic() - began, 1)
+    await_true(lambda: run.process.poll() is not None or not run.left(), 120, lambda: run.text()[-3000:])
+    run.kill()
+    await_true(lambda: not run.left(), 90, lambda: str(run.left()))
+    times["GCS SIGKILL: nothing left of the old run"] = round(time.monotonic() - began, 1)
+    run.start().end(240)
+    times["GCS SIGKILL: study done"] = round(time.monotonic() - began, 1)
+    run.check_whole(12)
+
+
+def test_down_leaves_no_raylet(cluster, times):
+    """`ray down`, last of all: the head goes at once, the workers follow by themselves; their log monitor may stay."""
+    began = time.monotonic()
+    cluster.down()
+    hosts = cluster.lab.hosts
+    await_true(lambda: not any(host.find("raylet/raylet") for host in hosts), 120, "raylets live")
+    times["ray down: no raylet on any host"] = round(time.monotonic() - began, 1)
+    left = [words for host in hosts for words in host.processes().values() if "log_monitor.py" not in words]
+    assert left == []
