@@ -64,6 +64,14 @@ def test_the_known_winner_leads(facts, text):
     assert command.startswith("NCCL_PROTO=LL ")
 
 
+def test_gates_are_counted_and_warn(text, facts):
+    """Each gate has how often it passed and warned, and a warning of the winner is among what speaks against it."""
+    measured = len(facts.measured)
+    assert f'<th scope="row">draft_class</th><td>{measured}</td><td>0</td>' in text
+    assert f'<th scope="row">graphs</th><td>0</td><td>{measured}</td>' in text
+    assert "gate graphs: 2 % of batches ran without graphs" in text
+
+
 def test_every_chart_has_words_and_a_table(text):
     """Each figure is described in words, and its table has as many columns as its rows have cells."""
     elements = Elements(text)

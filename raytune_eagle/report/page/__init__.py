@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from raytune_eagle import __version__
 from raytune_eagle.model import Failed, TrialRecord
+from raytune_eagle.report.console import simulated_from
 from raytune_eagle.report.facts import Facts, measurements
 from raytune_eagle.report.page.chart import Cell, Chart, short
 from raytune_eagle.report.page.charts_failures import failure_classes, failures, gates
@@ -46,6 +47,7 @@ def page(facts: Facts) -> str:
         facts=facts,
         meta=list(_meta(facts)),
         standings=views,
+        note=simulated_from(facts.records),
         nothing=facts.standing(1).sentence if not views else "",
         common=common,
         failures=classes,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from raytune_eagle.model import Measurement
+from raytune_eagle.model import Measurement, TrialRecord
 from raytune_eagle.ranking import Row, label, measurement
 from raytune_eagle.report.facts import Facts, Standing
 from raytune_eagle.report.page import charts_search, charts_space
@@ -113,6 +113,7 @@ def _checks(facts: Facts, standing: Standing) -> Iterator[tuple[str, str]]:
     level = standing.concurrency
     yield _precision_check([figures for record in own if (figures := measurement(record, level))])
     yield from _texts_check([r.matches_baseline[level] for r in own if level in r.matches_baseline])
+    yield from _gates_check(own)
     yield from _second_check(standing.again if found.confirmed else standing.rows, found.best)
 
 
@@ -128,6 +129,15 @@ def _precision_check(figures: list[Measurement]) -> tuple[str, str]:
     if all(each.stable for each in figures):
         return "good", "its passes agree within the asked precision"
     return "warn", "its passes ran out before the asked precision was reached"
+
+
+def _gates_check(launches: list[TrialRecord]) -> Iterator[tuple[str, str]]:
+    """What was not right with its servers; a warning that came several times is told once."""
+    gates = [gate for record in launches for gate in record.outcome.gates]
+    warned = {gate.name: gate.detail for gate in gates if gate.verdict == "warning"}
+    yield from (("warn", f"gate {name}: {detail}") for name, detail in warned.items())
+    if gates and not warned:
+        yield "good", f"its servers passed {len({gate.name for gate in gates if gate.verdict == 'passed'})} gates"
 
 
 def _second_check(rows: list[Row], best: Row) -> Iterator[tuple[str, str]]:
