@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -20,16 +20,13 @@ import click
 from rich.console import Console
 
 from raytune_eagle import __version__, specfile
-from raytune_eagle.engines.launch import resolved
+from raytune_eagle.cli_results import COMMANDS, FAILED, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
-from raytune_eagle.model import Config, Event, TrialRecord, Workload
+from raytune_eagle.live import Live
+from raytune_eagle.model import Event, TrialRecord, Workload
 from raytune_eagle.patience import PatientStore
 from raytune_eagle.report import console as shown
-from raytune_eagle.report.export import FORMS as EXPORTS
-from raytune_eagle.report.export import export
-from raytune_eagle.report.query import Query
-from raytune_eagle.report.render import FORMS, render
-from raytune_eagle.report.verdict import verdict, winner
+from raytune_eagle.report.progress import Board, Json, Lines, Progress
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore, check_study_name
@@ -39,9 +36,7 @@ if TYPE_CHECKING:
     from raytune_eagle.study import Study
     from raytune_eagle.survey import Survey
 
-_FILE_WIDTH = 120
-_FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
-_results = click.option("--results", default="results", show_default=True, help="Folder or pyarrow.fs URI of records.")
+_BAD_INPUT, _INTERRUPTED = 2, 130
 _CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
 _WARM = "Also learn from this study: accept_len of the same draft and workload, cycle times of the same hardware."
 _SIMULATED = (
@@ -57,19 +52,14 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except SpecError as exc:
-            _say(exc.problems)
+            say(exc.problems)
             ctx.exit(_BAD_INPUT)
         except RaytuneEagleError as exc:
-            _say([str(exc)])
-            ctx.exit(_FAILED)
+            say([str(exc)])
+            ctx.exit(FAILED)
         except KeyboardInterrupt:
-            _say(["interrupted; run the same command again to go on"])
+            say(["interrupted; run the same command again to go on"])
             ctx.exit(_INTERRUPTED)
-
-
-def _say(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(f"raytune-eagle: {line}", err=True)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -97,21 +87,23 @@ def main() -> None:
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
 @click.option("--detach", is_flag=True, help="As a job of the cluster whose head this is; see status, logs, stop.")
 @click.option("--warm-start", "earlier", multiple=True, metavar="results/study=NAME", help=_WARM)
-@_results
-def run(spec_file: str, where: str, nodes: int, results: str, *, detach: bool, **changes: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Events to stdout, one JSON object a line; the rest to stderr.")
+@results_option
+def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
     _end_on_signals()
-    earlier = changes.pop("earlier")
+    earlier, detach, as_json = (changes.pop(name) for name in ("earlier", "detach", "as_json"))
     spec = _changed(specfile.load(spec_file), changes)
     if detach:
         _detach(spec, where)
         return
-    records, console = _run(spec, results, where, nodes, earlier), _stdout()
+    records = _run(spec, results, (where, nodes, earlier), _progress(spec, as_json=as_json))
+    console = Console(stderr=True) if as_json else stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
-    _say(shown.put_aside(ParquetStore(results).read_events(spec.name)))
+    say(shown.put_aside(ParquetStore(results).read_events(spec.name)))
     if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
-        sys.exit(_FAILED)
+        sys.exit(FAILED)
 
 
 def _detach(spec: Spec, where: str) -> None:
@@ -126,19 +118,27 @@ def _detach(spec: Spec, where: str) -> None:
     words = [word for word in sys.argv[1:] if word != "--detach"]
     job = jobs.submit(spec.name, str(Path.cwd()), [sys.executable, "-m", "raytune_eagle", *words])
     click.echo(job)
-    _say([f"study {spec.name} runs as job {job}; raytune-eagle status, logs {spec.name}, stop {spec.name}"])
+    say([f"study {spec.name} runs as job {job}; raytune-eagle status, logs {spec.name}, stop {spec.name}"])
 
 
-def _run(spec: Spec, results: str, where: str, nodes: int, earlier: tuple[str, ...]) -> list[TrialRecord]:
+def _progress(spec: Spec, *, as_json: bool) -> Progress:
+    console = Console(stderr=True)
+    if as_json:
+        return Json(sys.stdout)
+    return Board(console, spec) if console.is_terminal else Lines(console)
+
+
+def _run(spec: Spec, results: str, place: tuple[str, int, tuple[str, ...]], progress: Progress) -> list[TrialRecord]:
     # Ray and Optuna take seconds to import, which no other command need wait for.
     from raytune_eagle import warm_start  # noqa: PLC0415
     from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
     from raytune_eagle.doctor import refuse_results  # noqa: PLC0415
+    from raytune_eagle.nodes.steered import SteeredFleet  # noqa: PLC0415
     from raytune_eagle.simulation import refuse_mixture  # noqa: PLC0415
     from raytune_eagle.study import Study  # noqa: PLC0415
     from raytune_eagle.survey import survey  # noqa: PLC0415
 
-    console, mistakes = Console(stderr=True), Mistakes()
+    console, mistakes, (where, nodes, earlier) = Console(stderr=True), Mistakes(), place
     with mistakes.noting():
         refuse_results(results)
     workload = _workload(spec, mistakes)
@@ -150,21 +150,32 @@ def _run(spec: Spec, results: str, where: str, nodes: int, earlier: tuple[str, .
         console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
     space, notes = _understood(spec, survey(spec, workload, where, nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
-    _say([*notes, *space.notes()])
+    say([*notes, *space.notes()])
     sources = warm_start.read(earlier, space, workload)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
-        held_out = _held_out(spec, workload)
-        study = Study(space, workload, _patient(store, space), shown.Progress(console), held_out=held_out)
+        held_out, live = _held_out(spec, workload), Live(results, spec.name)
+        study = Study(space, workload, _patient(store, space), _both(live.say, progress), held_out=held_out)
+        progress.records = study.records
         if study.done():
             return _nothing_left(study, console)
         fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
         if sources:
             study.learn_from(warm_start.known(sources, space, workload, fleet))
-        study.run(fleet)
+        live.begin()
+        stack.enter_context(progress)
+        study.run(SteeredFleet(fleet, live.wishes, study.note, spec.name))
     return study.records
+
+
+def _both(one: Callable[[Event], None], other: Callable[[Event], None]) -> Callable[[Event], None]:
+    def tell(event: Event) -> None:
+        one(event)
+        other(event)
+
+    return tell
 
 
 def _patient(store: ParquetStore, space: Space) -> PatientStore:
@@ -172,7 +183,7 @@ def _patient(store: ParquetStore, space: Space) -> PatientStore:
     place = Path.home() / "raytune-eagle-rescued" / time.strftime("%Y%m%d-%H%M%S")
     rescue = ParquetStore(str(place))
     rescue.declare(space.spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
-    return PatientStore(store, rescue, str(place), lambda line: _say([line]))
+    return PatientStore(store, rescue, str(place), lambda line: say([line]))
 
 
 def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
@@ -229,7 +240,7 @@ def _held_out(spec: Spec, workload: Workload) -> Workload:
     """What the end is confirmed with; the prompts of the search where none is held out."""
     prompts = held_out_prompts(spec.workload.prompts)
     if not prompts and spec.confirm.top:
-        _say([f"{spec.workload.prompts}: no prompt is held out, so the best are confirmed on those of the search"])
+        say([f"{spec.workload.prompts}: no prompt is held out, so the best are confirmed on those of the search"])
     return workload.model_copy(update={"prompts": prompts or workload.prompts})
 
 
@@ -243,7 +254,7 @@ def plan(spec_file: str, show: int) -> None:
     spec, mistakes = specfile.load(spec_file), Mistakes()
     _workload(spec, mistakes)
     space, notes = _understood(spec, planned(spec), mistakes)
-    _say(notes)
+    say(notes)
     for line in shown.plan(space, show):
         click.echo(line)
 
@@ -252,7 +263,7 @@ def plan(spec_file: str, show: int) -> None:
 @click.argument("spec_file", metavar="SPEC.yaml")
 @click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
-@_results
+@results_option
 def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
     """Look for what would make SPEC.yaml fail, on every node, without a launch; exit 1 if anything would."""
     from raytune_eagle.doctor import examine  # noqa: PLC0415 - as in _run
@@ -264,78 +275,11 @@ def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
     found = examine(spec, workload, results, where, nodes)
     shown.findings(found, Console())
     if any(finding.level == "problem" for findings in found.values() for finding in findings):
-        sys.exit(_FAILED)
+        sys.exit(FAILED)
 
 
-@main.command()
-@click.argument("sql", required=False)
-@_results
-@click.option("--format", "form", type=click.Choice(list(FORMS)), default="table", show_default=True)
-@click.option("--schema", is_flag=True, help="List every column with type, unit and meaning instead.")
-def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
-    """Answer SQL over the views trials, requests, events and probes (read-only, DuckDB)."""
-    if (sql is None) != schema:
-        raise SpecError("query: give one SQL statement, or --schema")
-    asked = Query(results)
-    table = asked.schema() if sql is None else asked.run(sql)
-    _say(asked.warnings)
-    sys.stdout.buffer.write(render(table, form))
-
-
-@main.command()
-@click.argument("study")
-@_results
-@click.option("--concurrency", type=click.IntRange(min=1), help="Which winner; default: the first measured.")
-@click.option("--export", "form", type=click.Choice(EXPORTS), help="Print the launch alone.")
-def best(study: str, results: str, concurrency: int | None, form: str | None) -> None:
-    """Show the winner of STUDY with its interval against plain decoding, or export its launch."""
-    records = _records(results, study)
-    completed = [record.outcome for record in records if record.outcome.status == "completed"]
-    measured = sorted({figures.concurrency for outcome in completed for figures in outcome.measurements})
-    if concurrency is not None and concurrency not in measured:
-        raise SpecError(f"--concurrency {concurrency}: study {study!r} measured {', '.join(map(str, measured))}")
-    if form is None:
-        shown.summary(records, [concurrency] if concurrency else measured, _stdout())
-        return
-    chosen = winner(records, concurrency or measured[0]) if measured else None
-    if chosen is None:
-        _say([verdict(records, concurrency or 1)])
-        sys.exit(_FAILED)
-    click.echo(export(_pasteable(chosen.config), form), nl=False)
-
-
-@main.command()
-@click.argument("study")
-@_results
-def explain(study: str, results: str) -> None:
-    """Show what STUDY has learned: parts of a cycle, what drafts accept, what settings are worth, what to try next."""
-    from raytune_eagle.identity import spec_of  # noqa: PLC0415 - as in _run
-    from raytune_eagle.report.explain import Explanation, lines  # noqa: PLC0415
-
-    records = _records(results, study)
-    known = spec_of(ParquetStore(results).read_events(study))
-    if known is None:
-        raise SpecError(f"study {study!r} under {results} does not say what it searched: no study_started event")
-    if note := shown.simulated_from(records):
-        click.echo(note)
-    for line in lines(Explanation(known[0], records)):
-        click.echo(line)
-
-
-def _pasteable(config: Config) -> Config:
-    """With paths for the built-in names, and for `python3` the interpreter of this environment, which served it."""
-    first, *rest = config.launcher
-    return resolved(config).model_copy(update={"launcher": (sys.executable if first == "python3" else first, *rest)})
-
-
-def _records(results: str, study: str) -> list[TrialRecord]:
-    store = ParquetStore(results)
-    records = list(store.read(study))
-    _say(store.problems(study))
-    if not records:
-        known = ", ".join(store.studies()) or "none"
-        raise SpecError(f"no study {study!r} under {results}; there are: {known}")
-    return records
+for _command in COMMANDS:
+    main.add_command(_command)
 
 
 @main.command()
@@ -367,9 +311,9 @@ def bench(url: str, prompts: str, concurrency: str, api_key_env: str | None, for
         click.echo(report.model_dump_json(indent=2))
     else:
         title = f"{report.server} at {report.url}: {report.model}"
-        show_bench(title, (report.measurements, report.categories), report.gates, _stdout())
+        show_bench(title, (report.measurements, report.categories), report.gates, stdout())
     if any(gate.verdict == "failed" for gate in report.gates):
-        sys.exit(_FAILED)
+        sys.exit(FAILED)
 
 
 def _levels(text: str) -> tuple[int, ...]:
@@ -382,20 +326,20 @@ def _levels(text: str) -> tuple[int, ...]:
 @main.command()
 @click.option("--study", help="Of this study only; default: the one with the latest event.")
 @click.option("--cluster", "where", metavar="auto|ADDRESS", help="Ask the nodes of this running cluster instead.")
-@_results
+@results_option
 def nodes(study: str | None, where: str | None, results: str) -> None:
     """Show what each node of a study, or of a cluster, does, since when, and whether it is put aside."""
     if where is not None:
         from raytune_eagle.cluster import live_nodes  # noqa: PLC0415 - as in _run
 
-        _stdout().print(shown.live_table(live_nodes(where)))
+        stdout().print(shown.live_table(live_nodes(where)))
         return
     store = ParquetStore(results)
     by_study = {name: list(store.read_events(name)) for name in ([study] if study else store.studies())}
     events: list[Event] = max(by_study.values(), key=lambda found: found[-1].at if found else 0.0, default=[])
     if not events:
         raise SpecError(f"no events under {results}: run a study first")
-    _stdout().print(shown.node_table(events))
+    stdout().print(shown.node_table(events))
 
 
 @main.command()
@@ -409,9 +353,9 @@ def status(study: str | None) -> None:
         raise SpecError(
             "no study was started with --detach on this cluster" if study is None else f"no job of {study!r}"
         )
-    _stdout().print(shown.job_table(found))
+    stdout().print(shown.job_table(found))
     if not jobs.succeeded(found[0][2]):
-        sys.exit(_FAILED)
+        sys.exit(FAILED)
 
 
 @main.command()
@@ -432,11 +376,6 @@ def stop(study: str) -> None:
     from raytune_eagle.nodes import jobs  # noqa: PLC0415 - as in _run
 
     click.echo(jobs.stop(study))
-
-
-def _stdout() -> Console:
-    """As wide as the terminal; a file or pipe takes tables that need not be broken."""
-    return Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
 
 
 def _end_on_signals() -> None:

@@ -45,6 +45,7 @@ class Reference:
 
     def __init__(self, records: Iterable[TrialRecord]) -> None:
         self._points: dict[tuple[int, str], list[_Point]] = {}
+        self._usual: dict[tuple[int, str], tuple[float, float | None]] = {}
         for record in records:
             if record.kind == "baseline":
                 self.add(record)
@@ -56,6 +57,7 @@ class Reference:
             points = self._points.setdefault((figures.concurrency, record.node), [])
             points.append(point)
             points.sort()
+            self._usual.clear()
 
     def at(self, node: str, concurrency: int, when: float) -> float | None:
         """Tokens per second of plain decoding on a node at a time; None where it was never measured.
@@ -71,8 +73,11 @@ class Reference:
         points = self._points.get((concurrency, node))
         if not points:
             return 1.0
-        usual = self._grand(concurrency) if self._nodes_differ(concurrency) else _mean(points)
-        return math.exp(usual - _level(points, when))
+        if (concurrency, node) not in self._usual:  # asked for each of thousands of launches, and the same for all
+            usual = self._grand(concurrency) if self._nodes_differ(concurrency) else _mean(points)
+            self._usual[concurrency, node] = (usual, None if _drifted(points) else _mean(points))
+        usual, steady = self._usual[concurrency, node]
+        return math.exp(usual - (_level(points, when) if steady is None else steady))
 
     def drifts(self) -> list[Drift]:
         """Nodes on which plain decoding changed beyond noise."""

@@ -12,29 +12,22 @@ import gzip
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
 
 from raytune_eagle.errors import StoreError
-from raytune_eagle.model import Event, Request, TrialRecord
+from raytune_eagle.model import Event, TrialRecord
 from raytune_eagle.schema import check_parameters, file_parameters, file_problem, parameter_kind, table_schema
 from raytune_eagle.store_files import READ_ERRORS, Files, open_files
-from raytune_eagle.store_rows import (
-    Row,
-    event_of,
-    events_table,
-    record_of,
-    request_of,
-    requests_table,
-    trial_table,
-)
+from raytune_eagle.store_rows import event_of, events_table, requests_table, trial_table
+from raytune_eagle.store_tables import Compacted, compact_study, is_compact, load, load_all, numbers
+from raytune_eagle.store_trials import Answers, number_of, scan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LIKE_A_VALUE = re.compile(r"[0-9._-]+|0[xb][0-9a-f_]+|inf|infinity|epoch|__HIVE_DEFAULT_PARTITION__", re.IGNORECASE)
-_TRIAL_FILE = re.compile(r"(\d{5,})-[0-9a-f]{12}\.parquet")
 _GZIP = b"\x1f\x8b"
 
 
@@ -56,6 +49,8 @@ class ParquetStore:
     def __init__(self, root: str, filesystem: fs.FileSystem | None = None) -> None:
         self._files: Files = open_files(root, filesystem)
         self._declared: dict[str, dict[str, str]] = {}
+        self._compacted: dict[str, set[int]] = {}
+        self._numbers: dict[str, set[int]] = {}
 
     @contextlib.contextmanager
     def lock(self, study: str) -> Iterator[None]:
@@ -68,6 +63,7 @@ class ParquetStore:
         """
         folder = _folder(study)
         with self._files.lock(folder, f"study {study!r}"):
+            self._files.remove_temporaries(folder)
             for table in ("trials", "requests", "events", "probes", "logs"):
                 self._files.remove_temporaries(f"{folder}/{table}")
             self._remove_orphans(folder)
@@ -104,6 +100,7 @@ class ParquetStore:
             if requests:
                 self._files.write_table(f"{folder}/requests", f"{stem}.parquet", requests_table(record))
             self._files.write_table(f"{folder}/trials", f"{stem}.parquet", table)  # last: makes it visible
+            self._numbers[f"{folder}/trials"].add(record.number)
         except StoreError:
             for part, name in (("trials", "parquet"), ("requests", "parquet"), ("logs", "log.gz")):
                 self._files.remove(f"{folder}/{part}", f"{stem}.{name}")
@@ -129,15 +126,47 @@ class ParquetStore:
 
     def read(self, study: str) -> Iterator[TrialRecord]:
         """All trials of a study by number; torn and foreign files are passed over (`problems` names them)."""
-        for found in self._scan(_folder(study)):
-            if isinstance(found, TrialRecord):
-                yield found
+        found = scan(self._files, _folder(study))
+        yield from (each.what for each in found if isinstance(each.what, TrialRecord))
+
+    def read_brief(self, study: str) -> list[TrialRecord]:
+        """As `read`, for thousands of trials: without requests and without what the servers said of themselves."""
+        found = scan(self._files, _folder(study), brief=True)
+        return [each.what for each in found if isinstance(each.what, TrialRecord)]
+
+    def listing(self, study: str) -> tuple[tuple[str, ...], ...]:
+        """Names of its files of trials and events: equal as long as nothing was added."""
+        folder = _folder(study)
+        return tuple(tuple(self._files.names(f"{folder}/{table}")) for table in ("trials", "events"))
+
+    def count(self, study: str) -> int:
+        """Files in trials/ of a study."""
+        return len(self._files.names(f"{_folder(study)}/trials"))
+
+    def with_requests(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
+        """Trials of one study that `read_brief` gave, with their requests."""
+        chosen = list(records)
+        wanted = [record.number for record in chosen]
+        answers = Answers(self._files, _folder(chosen[0].study), wanted) if chosen else None
+        return [answers.put_in(record) for record in chosen] if answers else []
+
+    def compact(self, study: str) -> list[Compacted]:
+        """One file in the place of many, in each table; readers find the old files or the new one, never both.
+
+        Raises:
+            SpecError: a process writes the study.
+            StoreError: there is no such study, or its filesystem cannot exchange two folders in one step.
+        """
+        if study not in self.studies():
+            raise StoreError(f"no study {study!r} here; there are: {', '.join(self.studies()) or 'none'}")
+        with self.lock(study):
+            return compact_study(self._files, _folder(study))
 
     def read_events(self, study: str) -> list[Event]:
         """All events of a study by time, those of one moment in the order of their writing."""
         folder = f"{_folder(study)}/events"
-        tables = [self._load("events", folder, name) for name in self._files.names(folder)]
-        rows = [row for rows in tables if not isinstance(rows, str) for row in rows]
+        tables = load_all(self._files, "events", folder, self._files.names(folder))
+        rows = [row for _, table in tables if not isinstance(table, str) for row in table.to_pylist()]
         return sorted((event_of(row) for row in rows), key=lambda event: event.at)
 
     def studies(self) -> list[str]:
@@ -149,56 +178,12 @@ class ParquetStore:
     def problems(self, study: str) -> list[str]:
         """One line for each file that cannot be used."""
         folder = _folder(study)
-        lines = [found for found in self._scan(folder) if isinstance(found, str)]
+        lines = [each.what for each in scan(self._files, folder) if isinstance(each.what, str)]
         for table in ("events", "probes"):
-            loaded = [self._load(table, f"{folder}/{table}", name) for name in self._files.names(f"{folder}/{table}")]
-            lines += [found for found in loaded if isinstance(found, str)]
+            place = f"{folder}/{table}"
+            loaded = load_all(self._files, table, place, self._files.names(place))
+            lines += [found for _, found in loaded if isinstance(found, str)]
         return lines
-
-    def _scan(self, folder: str) -> Iterator[TrialRecord | str]:
-        """Trials by number, and a line for each file that is none."""
-        names = self._files.names(f"{folder}/trials")
-        seen: set[int] = set()
-        for name in sorted(names, key=lambda name: (_number(name), name)):
-            record, problems = self._trial(folder, name)
-            yield from problems
-            if record is not None and record.number in seen:
-                yield f"{self._files.path(folder, 'trials', name)}: trial {record.number} is in another file already"
-            elif record is not None:
-                seen.add(record.number)
-                yield record
-
-    def _trial(self, folder: str, name: str) -> tuple[TrialRecord | None, list[str]]:
-        path = self._files.path(folder, "trials", name)
-        rows = self._load("trials", f"{folder}/trials", name)
-        if isinstance(rows, str):
-            return None, [rows]
-        if not rows or _number(name) != rows[0]["number"]:
-            return None, [f"{path}: not a trial's file: its name and rows disagree"]
-        requests, problems = self._requests(folder, name, rows[0]["request_count"])
-        try:
-            return record_of(rows, requests), problems
-        except (ValueError, TypeError) as error:
-            return None, [f"{path}: not a trial: {' '.join(str(error).split())[:200]}"]
-
-    def _requests(self, folder: str, name: str, expected: int) -> tuple[list[Request], list[str]]:
-        """Requests of a trial; when they are lost the trial still counts, and its loss is told."""
-        if not expected:
-            return [], []
-        rows = self._load("requests", f"{folder}/requests", name)
-        if isinstance(rows, str):
-            return [], [rows]
-        return [request_of(row) for row in rows], []
-
-    def _load(self, table: str, folder: str, name: str) -> list[Row] | str:
-        """Rows of a file, or the line that says why it has none."""
-        path = self._files.path(folder, name)
-        try:
-            with self._files.open(folder, name) as file:
-                problem = file_problem(table, file.schema_arrow, path)
-                return problem or list(file.read().to_pylist())
-        except READ_ERRORS as error:
-            return f"{path}: torn or unreadable: {' '.join(str(error).split())[:200]}"
 
     def _parameters(self, record: TrialRecord) -> dict[str, str]:
         """Declared kinds; without a declaration those that the study's files have, else what the record shows."""
@@ -218,28 +203,41 @@ class ParquetStore:
         return None
 
     def _refuse_duplicate(self, folder: str, number: int) -> None:
-        """A torn file is no trial: its number may be used again, or a study could never go on after one."""
-        prefix = f"{number:05d}-"
-        for name in self._files.names(f"{folder}/trials"):
-            if name.startswith(prefix) and not isinstance(self._load("trials", f"{folder}/trials", name), str):
-                raise StoreError(f"{self._files.path(folder, 'trials', name)}: trial {number} is kept already")
+        """A torn file is no trial: its number may be used again, or a study could never go on after one.
+
+        The folder is listed for the first trial only, and for a number that is there: nobody else writes the study.
+        """
+        place = f"{folder}/trials"
+        if number not in self._numbers.get(place, ()) and place in self._numbers:
+            return
+        names = self._files.names(place)
+        self._numbers[place] = {number_of(name) for name in names}
+        for name in names:
+            sound = number_of(name) == number and not isinstance(load(self._files, "trials", place, name), str)
+            many = self._numbers_in(place, name) if is_compact(name) else set()
+            self._numbers[place] |= many
+            if sound or number in many:
+                raise StoreError(f"{self._files.path(place, name)}: trial {number} is kept already")
+
+    def _numbers_in(self, place: str, name: str) -> set[int]:
+        """Trials of a compacted file, which never changes: read once."""
+        path = self._files.path(place, name)
+        if path not in self._compacted:
+            table = load(self._files, "trials", place, name, ["number"])
+            self._compacted[path] = set() if isinstance(table, str) else numbers(table, "number")
+        return self._compacted[path]
 
     def _remove_orphans(self, folder: str) -> None:
         """Requests without a trial come from a writer that was killed between the two; the trial is run again."""
         trials = set(self._files.names(f"{folder}/trials"))
         for name in self._files.names(f"{folder}/requests"):
-            if _TRIAL_FILE.fullmatch(name) and name not in trials:
+            if number_of(name) >= 0 and name not in trials:
                 self._files.remove(f"{folder}/requests", name)
 
 
 def _folder(study: str) -> str:
     check_study_name(study)
     return f"study={study}"
-
-
-def _number(name: str) -> int:
-    match = _TRIAL_FILE.fullmatch(name)
-    return int(match[1]) if match else -1
 
 
 def _next_name() -> str:

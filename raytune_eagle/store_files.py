@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +23,7 @@ from raytune_eagle.errors import SpecError, StoreError, StoreOutageError
 
 TEMPORARY_SUFFIX = ".tmp"
 _FEW_ROWS = 100
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2), Linux 3.15
 READ_ERRORS = (OSError, pa.ArrowException)
 """What pyarrow raises for a file that it cannot open or decode."""
 
@@ -150,6 +153,34 @@ class LocalFiles(Files):
         _sync_folder(directory)
 
     @contextlib.contextmanager
+    def replacing(self, folder: str, name: str, keep: Sequence[str]) -> Iterator[str]:
+        """Yield a hidden folder to fill; it then takes the place of ``folder/name`` in one step.
+
+        `keep` are files of the old folder that go along. Whatever fails before the exchange leaves the old folder.
+        """
+        hidden = f"{folder}/{_hidden(name)}"
+        old, new = Path(self.path(folder, name)), Path(self.path(hidden))
+        try:
+            new.mkdir()
+            yield hidden
+            for each in keep:
+                os.link(old / each, new / each)
+            _sync_folder(new)
+            _exchange(old, new)
+            _sync_folder(old.parent)
+        except OSError as error:
+            raise StoreError(f"{old}: cannot be replaced: {_one_line(error)}") from error
+        finally:
+            shutil.rmtree(new, ignore_errors=True)  # since the exchange: what was there before
+
+    def remove_temporaries(self, folder: str) -> None:
+        """Also folders that were to replace others, or had been replaced, when their writer was killed."""
+        super().remove_temporaries(folder)
+        for name in self.entries(folder, folders=True):
+            if name.startswith(".") and name.endswith(TEMPORARY_SUFFIX):
+                shutil.rmtree(self.path(folder, name), ignore_errors=True)
+
+    @contextlib.contextmanager
     def lock(self, folder: str, what: str) -> Iterator[None]:
         """Hold the folder's lock; the kernel frees it when this process ends, however it ends.
 
@@ -171,6 +202,14 @@ class LocalFiles(Files):
                 raise StoreError(f"{path}: cannot be locked: {_one_line(error)}") from error
             _sign(path)
             yield
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swap two folders in one step; no name is ever missing."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _sign(path: Path) -> None:

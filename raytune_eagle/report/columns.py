@@ -19,9 +19,10 @@ metadata of each file). This page is generated: `python -m raytune_eagle.report.
     study=NAME/requests/00003-UID.parquet   its requests
     study=NAME/logs/00003-UID.log.gz        its server's log
     study=NAME/events/, probes/             one file per write
+    study=NAME/*/compact-00000-04999.parquet   many trials in one file, after `raytune-eagle results compact`
 
-A trial's file appears when its requests and log are there, whole or not at all. Names with a dot in front are locks and
-files being written. Nothing of this project is needed to read the rest:
+A trial's file appears when its requests and log are there, whole or not at all. Names with a dot in front are locks,
+files being written and what a running study tells its live page. Nothing of this project is needed to read the rest:
 
 ```python
 pandas.read_parquet("results/study=NAME/trials")

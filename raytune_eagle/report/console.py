@@ -15,53 +15,14 @@ from raytune_eagle.findings import Finding
 from raytune_eagle.model import Event, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard
 from raytune_eagle.reference import Reference
+from raytune_eagle.report.outlook import node_states
 from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.simulation import simulated
 from raytune_eagle.space import GroupSize, Space
 
-_SHOWN = {
-    "trial_started": "launching",
-    "ready": "ready",
-    "retry": "starting once more",
-    "gate": "note",
-    "pass": "measuring",
-    "trial_done": "done",
-    "node_quarantined": "put aside",
-    "node_silent": "no answer",
-    "node_back": "back",
-    "node_lost": "lost",
-    "dropped": "dropped",
-    "search_stopped": "stopped",
-    "cpu": "note",
-    "swept": "cleaned up",
-}
 _MOST_ROWS = 15
 _OTHER_S = 120.0
 """Share of a launch that is not its start: warm-up, passes, stop. A guess for `plan`, told as one."""
-
-
-class Progress:
-    """Prints one line for each event that a person waits for; to stderr, so that stdout stays for results."""
-
-    def __init__(self, console: Console) -> None:
-        self._console, self._began, self._told = console, time.monotonic(), set[str]()
-
-    def __call__(self, event: Event) -> None:
-        """Print it, if it is of that kind."""
-        word, once = _SHOWN.get(event.name), self._once(event)
-        if word is None or once in self._told:
-            return
-        self._told |= {once} if once else set()
-        clock = time.strftime("%M:%S", time.gmtime(time.monotonic() - self._began))
-        where = f"{event.node or '-':>8} #{event.number if event.number is not None else '-':<3}"
-        self._console.print(f"{clock} {where} {word:<10} {escape(event.detail)}", highlight=False, soft_wrap=True)
-
-    @staticmethod
-    def _once(event: Event) -> str | None:
-        """What is told once and not at each launch: that a CPU serves, and each thing that a gate warns of."""
-        if event.name == "gate" and event.detail.startswith("warning"):
-            return event.detail.partition(":")[0]
-        return event.name if event.name == "cpu" else None
 
 
 def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> None:
@@ -187,7 +148,7 @@ def _cost(space: Space) -> Iterator[str]:
 
 
 _ASIDE = "node_quarantined"
-_STATES = {"trial_started": "starting", "ready": "measuring", "trial_done": "idle", _ASIDE: "put aside"}
+_TELLING = ("trial_started", "ready", "trial_done", _ASIDE)
 
 
 def node_table(events: Sequence[Event]) -> Table:
@@ -195,11 +156,10 @@ def node_table(events: Sequence[Event]) -> Table:
     table = Table(title=f"study {events[0].study}")
     for name in ("node", "state", "since", "launch", "detail"):
         table.add_column(name)
-    over = events[-1].name == "study_done"
-    for node, event in _latest(events):
-        since = time.strftime("%F %T", time.localtime(event.at))
-        state = "idle" if over and event.name != _ASIDE else _STATES[event.name]
-        table.add_row(escape(node), state, since, str(event.number), escape(event.detail))
+    for each in node_states(events):
+        since = time.strftime("%F %T", time.localtime(each.since))
+        number = "" if each.number is None else str(each.number)
+        table.add_row(escape(each.name), each.state, since, number, escape(each.detail))
     return table
 
 
@@ -210,7 +170,7 @@ def put_aside(events: Iterable[Event]) -> list[str]:
 
 def _latest(events: Iterable[Event]) -> list[tuple[str, Event]]:
     """What each node did last."""
-    return sorted({event.node: event for event in events if event.node and event.name in _STATES}.items())
+    return sorted({event.node: event for event in events if event.node and event.name in _TELLING}.items())
 
 
 def live_table(rows: Sequence[tuple[str, str, int, str, float, str, int | None, str]]) -> Table:

@@ -6,6 +6,7 @@ sees a statement: what a query can reach are the views.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
+from pyarrow import fs
 
 from raytune_eagle.errors import SpecError, StoreError
 from raytune_eagle.schema import TABLES, file_problem, table_schema
@@ -30,11 +32,16 @@ _SHUT = (
     "set lock_configuration = true",
 )
 _UNKNOWN_COLUMN = re.compile(r'Referenced column "(.+?)" not found|does not have a column named "(.+?)"')
-_STREAM = re.compile(r"stream registered as|arrow_scan")  # DuckDB 2 and 1: an Arrow dataset broke off
+_STREAM = re.compile(r"stream registered as|^(?!Binder).*arrow_scan")  # DuckDB 2 and 1: an Arrow dataset broke off
+_MOST_LOOKS = 5  # at a folder that is compacted under the eyes
 _READERS = 16  # at once from a remote filesystem, where opening a file is waiting
 _FORMAT = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
+
+
+class _MovedError(StoreError):
+    """Files that had been listed were replaced by a compacted one before they were read."""
 
 
 class _Found(NamedTuple):
@@ -53,6 +60,13 @@ class Query:
         self._files = open_files(results)
         self.warnings: list[str] = []
 
+    def studies(self) -> list[str]:
+        """Names of all studies, in order."""
+        return sorted(name.removeprefix("study=") for name in self._folders())
+
+    def _folders(self) -> list[str]:
+        return [name for name in self._files.entries("", folders=True) if name.startswith("study=")]
+
     def run(self, sql: str) -> pa.Table:
         """Answer one reading statement (SELECT, WITH, FROM, DESCRIBE, SHOW, SUMMARIZE, PIVOT, EXPLAIN).
 
@@ -60,9 +74,15 @@ class Query:
             SpecError: the statement is not one of those, or DuckDB refuses it; one line that says why.
             StoreError: files cannot be read, or come from a newer version.
         """
+        _check(sql)
+        for _ in range(_MOST_LOOKS - 1):
+            with contextlib.suppress(_MovedError):
+                return self._run(sql)
+        return self._run(sql)
+
+    def _run(self, sql: str) -> pa.Table:
         self.warnings = []
         with duckdb.connect() as connection:
-            _check(sql)
             datasets = {name: self._dataset(name, sql) for name in TABLES}
             for name, dataset in datasets.items():
                 connection.register(name, dataset)
@@ -72,9 +92,16 @@ class Query:
                 return _answer(connection, sql)
             except (*READ_ERRORS, duckdb.Error) as error:
                 if isinstance(error, READ_ERRORS) or _STREAM.search(str(error)):
+                    self._look_for_moved(datasets.values())
                     raise StoreError(_rotten(datasets.values()) or " ".join(str(error).split())) from error
                 names = {column for dataset in datasets.values() for column in dataset.schema.names}
                 raise _explained(error, names) from error
+
+    def _look_for_moved(self, datasets: Iterable[ds.Dataset]) -> None:
+        """Raise `_MovedError` when files that were there are not, as after `results compact`."""
+        paths = [fragment.path for dataset in datasets for fragment in dataset.get_fragments() if fragment.path]
+        if any(info.type == fs.FileType.NotFound for info in self._files.filesystem.get_file_info(paths)):
+            raise _MovedError("files went away while they were read; ask again")
 
     def schema(self) -> pa.Table:
         """Every column of every view: view, column, type, unit, meaning; searched parameters of all studies too."""
@@ -102,8 +129,9 @@ class Query:
         return ds.FileSystemDataset(fragments, schema=schema, format=_FORMAT, filesystem=self._files.filesystem)
 
     def _open_all(self, table: str) -> list[_Found]:
-        studies = [name for name in self._files.entries("", folders=True) if name.startswith("study=")]
-        places = [(f"{study}/{table}", name) for study in studies for name in self._files.names(f"{study}/{table}")]
+        places = [
+            (f"{study}/{table}", name) for study in self._folders() for name in self._files.names(f"{study}/{table}")
+        ]
         if isinstance(self._files, LocalFiles):
             return [_open(self._files, table, *place) for place in places]
         with ThreadPoolExecutor(_READERS) as pool:
@@ -117,6 +145,8 @@ def _open(files: Files, table: str, folder: str, name: str) -> _Found:
         fragment = _FORMAT.make_fragment(path, files.filesystem)
         problem = file_problem(table, fragment.physical_schema, path)
         return _Found(None if problem else fragment, problem)
+    except FileNotFoundError as error:
+        raise _MovedError(f"{path}: went away while it was read; ask again") from error
     except READ_ERRORS as error:
         return _Found(None, f"{path}: torn or unreadable: {' '.join(str(error).split())[:200]}")
 

@@ -1,0 +1,146 @@
+"""Five questions to 10,000 trials and 640,000 requests: `raytune-eagle query` against pandas, and a report of 5,000.
+
+    python benchmarks/query.py [--trials N] [--no-singles]
+
+The records are made by the cost model of the tests (tests/made_results.py), kept once compacted and once as a file per
+trial. Each question is asked in a fresh process, imports left out, median of 3; its peak of memory is that of the
+process. pandas reads the same compacted files whole, as `pandas.read_parquet(folder)` does, and answers with groupby;
+for comparison also only the columns that it needs. Times are wall clock: run it on a quiet machine.
+
+The last line is one JSON object: `worst_vs_pandas` (ours over pandas reading whole files, the worst of the five) and
+`report_5000_s` (the command `report` on 5,000 compacted trials, imports included).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from made_results import Made, write, write_compacted  # noqa: E402 - after the path
+
+RUNS = 3
+QUERIES = {
+    "best per study": (
+        "select study, max(output_throughput) from trials where status = 'completed' and concurrency = 1 group by all",
+        "trials",
+        ["study", "status", "concurrency", "output_throughput"],
+        "d[(d.status == 'completed') & (d.concurrency == 1)].groupby('study').output_throughput.max()",
+    ),
+    "top 20 by throughput": (
+        (
+            "select number, num_steps, eagle_topk, num_draft_tokens, output_throughput from trials "
+            "where concurrency = 1 order by output_throughput desc limit 20"
+        ),
+        "trials",
+        ["number", "num_steps", "eagle_topk", "num_draft_tokens", "output_throughput", "concurrency"],
+        "d[d.concurrency == 1].nlargest(20, 'output_throughput')",
+    ),
+    "accept_len by steps and topk": (
+        "select num_steps, eagle_topk, avg(accept_len) from trials where kind = 'trial' group by all",
+        "trials",
+        ["num_steps", "eagle_topk", "accept_len", "kind"],
+        "d[d.kind == 'trial'].groupby(['num_steps', 'eagle_topk']).accept_len.mean()",
+    ),
+    "per-category throughput of the winner": (
+        (
+            "with best as (select study, number from trials where status = 'completed' order by output_throughput desc "
+            "limit 1) select category, sum(completion_tokens) / sum(latency_s) from requests r join best b "
+            "on r.study = b.study and r.trial = b.number where repeat >= 0 group by all"
+        ),
+        "requests",
+        ["trial", "category", "completion_tokens", "latency_s", "repeat"],
+        (
+            "(lambda g: g.completion_tokens / g.latency_s)(d[(d.trial == 9) & (d.repeat >= 0)].groupby('category')"
+            "[['completion_tokens', 'latency_s']].sum())"
+        ),
+    ),
+    "failures by class": (
+        "select failure_class, count(*) from trials where status = 'failed' group by all order by 2 desc",
+        "trials",
+        ["failure_class", "status"],
+        "d[d.status == 'failed'].failure_class.value_counts()",
+    ),
+}
+_TIMED = """
+import json, time
+{setup}
+began = time.perf_counter()
+{asked}
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps([time.perf_counter() - began, int(peak.split()[1]) / 1024]))
+"""
+
+
+def timed(setup: str, asked: str) -> tuple[float, float]:
+    """Median seconds and largest memory (MiB) of `asked` in fresh processes."""
+    found = [_once(_TIMED.format(setup=setup, asked=asked)) for _ in range(RUNS)]
+    return statistics.median(seconds for seconds, _ in found), max(memory for _, memory in found)
+
+
+def _once(code: str) -> tuple[float, float]:
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    seconds, memory = json.loads(done.stdout.splitlines()[-1])
+    return seconds, memory
+
+
+def ours(results: Path, sql: str) -> tuple[float, float]:
+    """Through the same class as the command."""
+    setup = f"from raytune_eagle.report.query import Query; Query({str(results)!r}).run('select 1 from events limit 1')"
+    return timed(setup, f"Query({str(results)!r}).run({sql!r})")
+
+
+def theirs(results: Path, table: str, answer: str, columns: list[str] | None) -> tuple[float, float]:
+    """With pandas, whole files or some columns of them."""
+    folder = str(results / "study=made" / table)
+    setup = f"import pandas as pd; pd.read_parquet({str(results / 'study=made' / 'events')!r})"
+    return timed(setup, f"d = pd.read_parquet({folder!r}, columns={columns!r}); {answer}")
+
+
+def compare(compacted: Path, singles: Path | None) -> float:
+    """Print a line per question and return the worst ratio to pandas."""
+    print(f"{'question':40} {'ours':>16} {'pandas':>16} {'its columns':>16} {'single files':>16}  ratio")
+    worst = 0.0
+    for name, (sql, table, columns, answer) in QUERIES.items():
+        mine, whole = ours(compacted, sql), theirs(compacted, table, answer, None)
+        found = [mine, whole, theirs(compacted, table, answer, columns)]
+        found += [ours(singles, sql)] if singles else []
+        worst = max(worst, mine[0] / whole[0])
+        cells = [f"{seconds:.2f} s {memory:.0f} MiB" for seconds, memory in found]
+        print(f"{name:40} " + " ".join(f"{cell:>16}" for cell in cells) + f"  {mine[0] / whole[0]:.2f}", flush=True)
+    return worst
+
+
+def report_seconds(folder: Path) -> float:
+    """Of the command, on 5,000 compacted trials."""
+    write_compacted(str(folder), Made(trials=5000))
+    command = [sys.executable, "-m", "raytune_eagle", "report", "made", "--results", str(folder)]
+    code = f"import subprocess; subprocess.run({[*command, '-o', str(folder / 'page.html')]!r}, check=True)"
+    return timed("", code)[0]
+
+
+def main() -> None:
+    """Make, ask, print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--no-singles", action="store_true", help="leave out the file per trial, which takes minutes")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        compacted, singles = Path(place, "compacted"), Path(place, "singles")
+        write_compacted(str(compacted), Made(trials=given.trials))
+        if not given.no_singles:
+            write(str(singles), Made(trials=given.trials))
+        worst = compare(compacted, None if given.no_singles else singles)
+        seconds = report_seconds(Path(place, "report"))
+    print(json.dumps({"worst_vs_pandas": round(worst, 3), "report_5000_s": round(seconds, 2), "trials": given.trials}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Two studies side by side: what differs between them, plain decoding, the fastest, and the points in both."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from raytune_eagle.model import Completed, Event, TrialRecord
+from raytune_eagle.ranking import Row, label, leaderboard
+from raytune_eagle.report.facts import written_spec
+from raytune_eagle.report.verdict import ratio_of_intervals, winner
+from raytune_eagle.spec import differences
+from raytune_eagle.statistics import Interval
+
+Study = tuple[Sequence[TrialRecord], Sequence[Event]]
+
+
+def compare_studies(one: Study, other: Study, console: Console) -> None:
+    """Print what differs, and one table per concurrency that both measured."""
+    for line in what_differs(one, other):
+        console.print(escape(line), soft_wrap=True, highlight=False)
+    common = sorted(_levels(one[0]) & _levels(other[0]))
+    if not common:
+        console.print("They have no concurrency in common.")
+    for level in common:
+        console.print(_table(one[0], other[0], level))
+
+
+def _levels(records: Sequence[TrialRecord]) -> set[int]:
+    measured = [record.outcome.measurements for record in records if isinstance(record.outcome, Completed)]
+    return {figures.concurrency for several in measured for figures in several}
+
+
+def what_differs(one: Study, other: Study) -> Iterator[str]:
+    """Machines, versions and the spec: what makes figures of the two studies not comparable, or the point of it."""
+    for name, first, second in (
+        ("hardware", *(_hardware(side) for side in (one[0], other[0]))),
+        ("sglang", *(_version(side) for side in (one[0], other[0]))),
+    ):
+        if first != second:
+            yield f"differs: {name}: {first} / {second}"
+    specs = [_spec(events) for events in (one[1], other[1])]
+    if all(specs):
+        yield from (f"differs: {line}" for line in differences(specs[0], specs[1]))
+
+
+def _hardware(records: Sequence[TrialRecord]) -> str:
+    return ", ".join(sorted({record.facts.hardware or "unknown" for record in records}))
+
+
+def _version(records: Sequence[TrialRecord]) -> str:
+    return ", ".join(sorted({record.outcome.server.version for record in records} - {""})) or "unknown"
+
+
+def _spec(events: Sequence[Event]) -> dict[str, Any]:
+    """Leaves of the spec, without what may differ between runs of one study; empty when it is not known."""
+    tree = {name: value for name, value in written_spec(events).items() if name not in ("name", "budget", "search")}
+    return dict(_leaves(tree))
+
+
+def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def _table(one: Sequence[TrialRecord], other: Sequence[TrialRecord], level: int) -> Table:
+    names = (one[0].study, other[0].study)
+    table = Table(title=f"concurrency {level}")
+    table.add_column("")
+    for name in names:
+        table.add_column(f"{escape(name)}, tok/s", justify="right")
+    table.add_column(f"{escape(names[1])} / {escape(names[0])}", justify="right")
+    boards = [leaderboard(side, level) for side in (one, other)]
+    plain = [next((row for row in board if row.kind == "baseline" and row.throughput), None) for board in boards]
+    best = [winner(side, level) for side in (one, other)]
+    table.add_row("plain decoding", *map(_speed, plain), _ratio(*plain))
+    table.add_row("fastest", *map(_named, best), _ratio(*best))
+    table.add_row("points in both", *_shared(*boards))
+    return table
+
+
+def _speed(row: Row | None) -> str:
+    found = _interval(row)
+    return f"{found.value:.1f} ({found.low:.1f}–{found.high:.1f})" if found else "–"
+
+
+def _named(row: Row | None) -> str:
+    return "–" if row is None else f"{escape(label(row.config))}\n{_speed(row)}"
+
+
+def _interval(row: Row | None) -> Interval | None:
+    if row is None or row.throughput is None or row.ci_low is None or row.ci_high is None:
+        return None
+    return Interval(row.throughput, row.ci_low, row.ci_high)
+
+
+def _ratio(one: Row | None, other: Row | None) -> str:
+    first, second = _interval(one), _interval(other)
+    if first is None or second is None:
+        return "–"
+    found = ratio_of_intervals(second, first)
+    return f"{found.value:.2f}x ({found.low:.2f}–{found.high:.2f})"
+
+
+def _shared(one: Sequence[Row], other: Sequence[Row]) -> tuple[str, str, str]:
+    """How many points both measured, and the median ratio of their throughput."""
+    sides = [{_point(row): row.throughput for row in board if row.throughput} for board in (one, other)]
+    common = sorted(sides[0].keys() & sides[1].keys())
+    if not common:
+        return "0", "", "–"
+    middle = statistics.median(sides[1][key] / sides[0][key] for key in common)
+    return str(len(common)), "", f"{middle:.2f}x in the middle"
+
+
+def _point(row: Row) -> str:
+    """What was tuned, whatever the paths of model and draft and the fixed flags."""
+    chosen = row.config.speculative
+    steps = chosen and (chosen.num_steps, chosen.eagle_topk, chosen.num_draft_tokens)
+    return json.dumps([steps, sorted(row.config.env.items()), sorted(row.config.tuned_args.items())], default=str)

@@ -1,0 +1,183 @@
+"""Everything a page says of a study, read from its records alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from raytune_eagle.errors import SpecError
+from raytune_eagle.identity import STARTED
+from raytune_eagle.model import Completed, Event, Failed, Measurement, TrialRecord
+from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement
+from raytune_eagle.report.verdict import Sides, sides, verdict, winner
+from raytune_eagle.store import ParquetStore
+
+MEASURED = ("completed", "infeasible")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What came out at one concurrency.
+
+    Attributes:
+        sentence: the verdict in words.
+        rows: of the leaderboard, confirmations apart.
+        again: points that were launched again to confirm.
+        found: what the verdict is about; None when nothing that was searched has figures and keeps the limits.
+        launch: what to launch, plain decoding included; None for nothing.
+        plain: mean figures of plain decoding on the nodes that measured it; None without any.
+    """
+
+    concurrency: int
+    sentence: str
+    rows: list[Row]
+    again: list[Row]
+    found: Sides | None
+    launch: Row | None
+    plain: dict[str, float] | None
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest point that was searched."""
+        return self.found.best if self.found else None
+
+
+class Facts:
+    """One study, read once.
+
+    Args:
+        store: with a study of this name.
+        study: its name.
+
+    Raises:
+        SpecError: it has no trial yet.
+
+    Attributes:
+        records: all launches by number, brief, but with requests where a verdict needs them.
+        events: of the study and its nodes, by time; those of single launches are in the records.
+    """
+
+    def __init__(self, store: ParquetStore, study: str) -> None:
+        self.study = study
+        brief = store.read_brief(study)
+        if not brief:
+            raise SpecError(f"study {study!r} has no trial yet")
+        chosen = _with_answers(brief)
+        full = {record.number: record for record in store.with_requests(r for r in brief if r.number in chosen)}
+        self.records: list[TrialRecord] = [full.get(record.number, record) for record in brief]
+        self.events: list[Event] = [event for event in store.read_events(study) if event.name in _STUDY_EVENTS]
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """As of the latest run; empty when that is not known."""
+        return written_spec(self.events)
+
+    @cached_property
+    def concurrencies(self) -> list[int]:
+        """Numbers of streams that were measured."""
+        return sorted({figures.concurrency for record in self.measured for figures in measurements(record)})
+
+    @cached_property
+    def measured(self) -> list[TrialRecord]:
+        """Launches with figures."""
+        return [record for record in self.records if isinstance(record.outcome, Completed)]
+
+    @cached_property
+    def failed(self) -> list[TrialRecord]:
+        """Launches without."""
+        return [record for record in self.records if isinstance(record.outcome, Failed)]
+
+    @cached_property
+    def nodes(self) -> list[str]:
+        """Machines that ran something."""
+        return sorted({record.node for record in self.records})
+
+    @cached_property
+    def span(self) -> tuple[float, float]:
+        """First start and last end, seconds since the epoch."""
+        return min(r.started_at for r in self.records), max(r.ended_at for r in self.records)
+
+    @property
+    def node_hours(self) -> float:
+        """Hours that launches took, over all nodes."""
+        return math.fsum(record.ended_at - record.started_at for record in self.records) / 3600
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of ``node.cost_per_hour``; None where the spec has none."""
+        price = (self.spec.get("node") or {}).get("cost_per_hour")
+        return None if price is None else float(price) * self.node_hours
+
+    @cached_property
+    def labels(self) -> dict[int, str]:
+        """Short name of each launch, with the environment that tells it from others."""
+        names: dict[str, set[str | None]] = {}
+        for record in self.records:
+            for name in record.config.env:
+                names.setdefault(name, set())
+        for name, values in names.items():
+            values.update(record.config.env.get(name) for record in self.records)
+        varied = [name for name, values in names.items() if len(values) > 1]
+        return {record.number: _label(record, varied) for record in self.records}
+
+    def standing(self, concurrency: int) -> Standing:
+        """What came out at a concurrency."""
+        return Standing(
+            concurrency=concurrency,
+            sentence=verdict(self.records, concurrency),
+            rows=leaderboard(self.records, concurrency),
+            again=confirmed(self.records, concurrency),
+            found=sides(self.records, concurrency),
+            launch=winner(self.records, concurrency),
+            plain=_mean_figures(self._plain(concurrency)),
+        )
+
+    def _plain(self, concurrency: int) -> list[Measurement]:
+        found = [measurement(record, concurrency) for record in self.records if record.kind == "baseline"]
+        return [figures for figures in found if figures]
+
+    def figures_of(self, row: Row, concurrency: int) -> dict[str, float] | None:
+        """Mean figures of all launches of a point."""
+        found = [measurement(record, concurrency) for record in self.records if record.number in row.numbers]
+        return _mean_figures([figures for figures in found if figures])
+
+
+_STUDY_EVENTS = {STARTED, "study_done", "node_quarantined", "node_lost"}
+
+
+def written_spec(events: Iterable[Event]) -> dict[str, Any]:
+    """The spec of a study's latest run, as plain JSON values; empty when that is not known."""
+    started = [event.detail for event in events if event.name == STARTED]
+    return dict(json.loads(started[-1])) if started else {}
+
+
+def measurements(record: TrialRecord) -> Sequence[Measurement]:
+    """Figures of a launch, none for one that failed."""
+    return record.outcome.measurements if isinstance(record.outcome, Completed) else ()
+
+
+def _with_answers(records: Sequence[TrialRecord]) -> set[int]:
+    """Launches whose requests a verdict compares: plain decoding, confirmations, and what is fastest anywhere."""
+    levels = {figures.concurrency for record in records for figures in measurements(record)}
+    fastest = [found.best.key for level in levels if (found := sides(records, level))]
+    return {r.number for r in records if r.kind != "trial" or r.key in fastest}
+
+
+def _label(record: TrialRecord, varied: Sequence[str]) -> str:
+    env = [f"{name}={record.config.env[name]}" for name in varied if name in record.config.env]
+    return " ".join([label(record.config), *env])
+
+
+def _mean_figures(figures: Sequence[Measurement]) -> dict[str, float] | None:
+    if not figures:
+        return None
+    means: dict[str, float] = {}
+    for name in Measurement.model_fields:
+        values = [getattr(one, name) for one in figures]
+        if all(isinstance(value, int | float) for value in values):
+            means[name] = math.fsum(values) / len(values)
+    return means
