@@ -318,16 +318,29 @@ def results(todo: list[Task], out: Path, jobs: int) -> list[dict[str, object]]:
     return [known[task] for task in todo]
 
 
-def median(rows: list[dict[str, object]], method: str, kind: str, nodes: int, what: str = "launches") -> float:
-    """Median over the surfaces; an Optuna sampler counts with the better of its encodings."""
-    names = [name for name in METHODS if name == method or name in {f"{method} conditional", f"{method} flat"}]
-    found = [
-        [row[what] for row in rows if (row["method"], row["kind"], row["nodes"]) == (n, kind, nodes)] for n in names
-    ]
-    return float(min((np.median(values) for values in found if values), default=np.nan))
+Rows = list[dict[str, object]]
 
 
-def table(rows: list[dict[str, object]]) -> Iterator[str]:
+def encodings(method: str) -> list[str]:
+    """An Optuna sampler was run with several."""
+    return [name for name in METHODS if name == method or name in {f"{method} conditional", f"{method} flat"}]
+
+
+def ratio(rows: Rows, method: str, others: Sequence[str], kind: str, nodes: int) -> tuple[float, int]:
+    """Median rounds of a method over those of the best other, and on how many surfaces that all of them have."""
+    found: dict[str, dict[object, float]] = {}
+    for row in rows:
+        if (row["kind"], row["nodes"]) == (kind, nodes):
+            found.setdefault(str(row["method"]), {})[row["seed"]] = float(str(row["rounds"]))
+    names = [name for other in others for name in encodings(other) if name in found]
+    if method not in found or not names:
+        return float("nan"), 0
+    seeds = set.intersection(*(set(found[name]) for name in [method, *names]))
+    medians = {name: np.median([found[name][seed] for seed in seeds]) for name in [method, *names]}
+    return float(medians[method] / min(medians[name] for name in names)), len(seeds)
+
+
+def table(rows: Rows) -> Iterator[str]:
     """A line for each kind and method."""
     yield f"{'surfaces':14} {'nodes':>5}  {'method':18} {'median':>7} {'90 %':>6} {'rounds':>7} {'never':>6} {'cpu':>6}"
     keys = dict.fromkeys((str(r["kind"]), int(str(r["nodes"])), str(r["method"])) for r in rows)
@@ -342,17 +355,18 @@ def table(rows: list[dict[str, object]]) -> Iterator[str]:
         )
 
 
-def summary(rows: list[dict[str, object]], regrets: dict[str, list[float]]) -> dict[str, object]:
+def summary(rows: Rows, regrets: dict[str, list[float]]) -> dict[str, object]:
     """The figures that the page is about."""
-    ours, sixteen = median(rows, "two-factor", "plain", 1), median(rows, "two-factor", "plain", NODES, "rounds")
-    best = np.nanmin([median(rows, name, "plain", 1) for name in ("tpe", "gp")])
-    best_sixteen = np.nanmin([median(rows, name, "plain", NODES, "rounds") for name in ("tpe", "gp")])
-    wrong = median(rows, "two-factor", "misspecified", 1) / median(rows, "tpe", "misspecified", 1)
+    asked = {
+        "vs_best_optuna": ("two-factor", ("tpe", "gp"), "plain", 1),
+        "vs_best_optuna_16_nodes": ("two-factor", ("tpe", "gp"), "plain", NODES),
+        "misspecified_vs_tpe": ("two-factor", ("tpe",), "misspecified", 1),
+    }
+    found = {name: ratio(rows, *which) for name, which in asked.items()}
     return {
-        "vs_best_optuna": round(float(ours / best), 3),
-        "vs_best_optuna_16_nodes": round(float(sixteen / best_sixteen), 3),
-        "misspecified_vs_tpe": round(float(wrong), 3),
+        **{name: round(value, 3) for name, (value, _) in found.items()},
         "replay_regret_3": round(regrets["two-factor"][1], 4) if regrets else None,
+        "surfaces": {name: count for name, (_, count) in found.items()},
     }
 
 

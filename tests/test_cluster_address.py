@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,17 +25,21 @@ def asked(*words):
 @pytest.fixture
 def stranger():
     """Address of a server that speaks first, as sshd does, and no gRPC."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    server, greeted = socket.create_server(("127.0.0.1", 0)), []
 
-        def greet():
+    def greet():
+        with suppress(OSError):  # the server was closed
             while True:
-                try:
-                    server.accept()[0].sendall(b"SSH-2.0-x\r\n")
-                except OSError:
-                    return
+                greeted.append(server.accept()[0])
+                greeted[-1].sendall(b"SSH-2.0-x\r\n")
 
-        threading.Thread(target=greet, daemon=True).start()
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+    thread = threading.Thread(target=greet)
+    thread.start()
+    yield f"127.0.0.1:{server.getsockname()[1]}"
+    server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    for each in [server, *greeted]:
+        each.close()
 
 
 @pytest.mark.slow

@@ -244,6 +244,24 @@ def test_points_of_distributions():
         from_distributions(wide)
 
 
+def test_ten_million_points():
+    """Of a space too large for one look each ask sees another part; it stays quick and repeats nothing."""
+    trees = [(steps, topk, tokens) for steps in range(1, 11) for topk in (2, 4, 8) for tokens in range(11, 60)]
+    firsts = [dict(zip(("num_steps", "eagle_topk", "num_draft_tokens"), tree, strict=True)) for tree in trees]
+    rest = [{"NCCL_A": a, "NCCL_B": b, "NCCL_C": c} for a in range(20) for b in range(20) for c in range(20)]
+    study, rng = made_study(space=Candidates([(firsts, rest)])), np.random.default_rng(0)
+    space = {name: IntDistribution(1, 60) for name in firsts[0]} | {name: IntDistribution(0, 19) for name in rest[0]}
+    seen = set()
+    for _ in range(8):
+        began = time.process_time()
+        trial = study.ask(space)
+        assert time.process_time() - began < 3
+        seen.add(tuple(trial.params.values()))
+        trial.set_user_attr("figures", [{"accept_len": 2 + rng.random(), "cycle_ms": 20 + trial.params["NCCL_A"]}])
+        study.tell(trial, 100.0)
+    assert len(seen) == 8
+
+
 def test_several_concurrencies_weigh_alike():
     """Figures of several concurrencies make one speed: the geometric mean, as the objective of a study."""
     study, truth, rng = made_study(), surface(0), np.random.default_rng(0)

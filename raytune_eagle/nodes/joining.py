@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,8 +27,9 @@ NAME_LABEL = "eagle-node"
 """Ray label that names a node; without it a node goes by its host's name."""
 
 _REACH_S = 5.0
-_ANSWER_S = 4.5
-"""A head answers in milliseconds; after 5 s Ray would write warnings of its own on stderr."""
+_SETTINGS = 4
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
+"""What opens a connection of HTTP/2 (RFC 9113, 3.4), with an empty frame of settings."""
 
 
 def join(address: str, namespace: str | None = None) -> None:
@@ -67,30 +67,30 @@ def reach(address: str) -> None:
         raise SpecError(f"--cluster {address}: give `local`, `auto` or HOST:PORT ({exc})") from exc
     host, _, port = found.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+        is_grpc = _speaks_grpc(host.strip("[]"), int(port))
     except (OSError, ValueError) as exc:
         raise NodeError(f"--cluster {address}: nobody answers at {found} ({exc}): is the head up? (ray up)") from exc
-    try:
-        _asked(found).result(_ANSWER_S)
-    except TimeoutError as exc:
+    if not is_grpc:
         why = f"what listens at {found} is no Ray head, or hangs; a head's port is 6379 unless it was told another"
-        raise NodeError(f"--cluster {address}: {why}") from exc
+        raise NodeError(f"--cluster {address}: {why}")
+    try:
+        GcsClient(address=found)
     except Exception as exc:
         raise _why(address, exc) from exc
 
 
-def _asked(address: str) -> Future[Any]:
-    """In a thread that does not keep this process from ending: what is no head is asked for 40 s."""
-    asked: Future[Any] = Future()
-
-    def ask() -> None:
+def _speaks_grpc(host: str, port: int) -> bool:
+    """Whether what listens there answers the preface of HTTP/2 with its settings, as gRPC does; with TLS not asked."""
+    with socket.create_connection((host, port), _REACH_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return True
         try:
-            asked.set_result(GcsClient(address=address))
-        except BaseException as exc:  # noqa: BLE001 - raised by who waits
-            asked.set_exception(exc)
-
-    threading.Thread(target=ask, daemon=True).start()
-    return asked
+            connection.sendall(_PREFACE)
+            with connection.makefile("rb") as stream:
+                frame = stream.read(9)
+        except OSError:
+            return False
+        return len(frame) == 9 and frame[3] == _SETTINGS  # noqa: PLR2004 - length of a frame's header
 
 
 def _why(address: str, exc: BaseException) -> BaseException:

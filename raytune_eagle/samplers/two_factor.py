@@ -36,8 +36,8 @@ from raytune_eagle.samplers.observed import Launch
 _logger = optuna.logging.get_logger(__name__)
 _SHORTLIST = 600
 """Points whose uncertainty is computed exactly in one ask."""
-_MOST_REST = 4000
-"""Second halves looked at in one ask; of more, a new random part each time."""
+_MOST_REST, _MOST_POINTS = 4000, 2_000_000
+"""Second halves, and points of a block, looked at in one ask; of more second halves a new random part each time."""
 _JUDGED = 8
 """Measured launches before a gain is told that a study may be ended by."""
 _OFTEN = 30
@@ -242,9 +242,10 @@ class TwoFactorSampler(BaseSampler):
         return self._halves[id(block)]
 
     def _some_rest(self, block: Block, belief: Belief) -> NDArray[np.intp]:
-        if len(block.rest) <= _MOST_REST:
+        most = max(100, min(_MOST_REST, _MOST_POINTS // len(block.first)))
+        if len(block.rest) <= most:
             return np.arange(len(block.rest))
-        some = self._rng.choice(len(block.rest), _MOST_REST, replace=False)
+        some = self._rng.choice(len(block.rest), most, replace=False)
         known = [place[1] for launch in belief.done if (place := block.find(launch.params))]
         return np.unique(np.append(some, np.array(known, dtype=np.intp)))
 
