@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 ELSEWHERE = {
     "make demo": "test_end_to_end.py runs its study",
+    "make lab": "several hosts, some 20 minutes",
     "make test": "runs this",
     "make test-fast": "runs this",
     "pip install": "needs GPUs to be of use",

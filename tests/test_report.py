@@ -12,11 +12,13 @@ import pytest
 from made import failed
 from made_results import WINNER, Made, write
 
+from raytune_eagle.ranking import leaderboard
 from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.page import page
 from raytune_eagle.report.page.charts_nodes import PHASES, busy_share, segments
 from raytune_eagle.report.page.charts_search import round_values
 from raytune_eagle.report.page.influence import cycle_parts, importances
+from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.store import ParquetStore
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\u2028"
@@ -62,6 +64,18 @@ def test_the_known_winner_leads(facts, text):
     command = re.search(r'<pre tabindex="0" id="command-1">(.*?)</pre>', text)[1]
     assert "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16" in command
     assert command.startswith("NCCL_PROTO=LL ")
+
+
+def test_the_verdict_is_that_of_best(facts, tmp_path):
+    """What the page says is what `best` says of all records with all their requests."""
+    made = Made(trials=150, requests=16, passes=2)
+    write(str(tmp_path), made)
+    store = ParquetStore(str(tmp_path))
+    whole, read = list(store.read("made")), Facts(store, "made")
+    for level in (1, 8):
+        assert read.standing(level).sentence == verdict(whole, level)
+        assert read.standing(level).launch == winner(whole, level)
+        assert read.standing(level).rows == leaderboard(whole, level)
 
 
 def test_gates_are_counted_and_warn(text, facts):

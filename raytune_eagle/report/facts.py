@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -126,13 +127,15 @@ class Facts:
 
     def standing(self, concurrency: int) -> Standing:
         """What came out at a concurrency."""
+        rows = leaderboard(self.records, concurrency)
+        chief = _chief(self.records, rows)
         return Standing(
             concurrency=concurrency,
-            sentence=verdict(self.records, concurrency),
-            rows=leaderboard(self.records, concurrency),
+            sentence=verdict(chief, concurrency),
+            rows=rows,
             again=confirmed(self.records, concurrency),
-            found=sides(self.records, concurrency),
-            launch=winner(self.records, concurrency),
+            found=sides(chief, concurrency),
+            launch=winner(chief, concurrency),
             plain=_mean_figures(self._plain(concurrency)),
         )
 
@@ -146,6 +149,7 @@ class Facts:
         return _mean_figures([figures for figures in found if figures])
 
 
+_CHIEF = 50
 _STUDY_EVENTS = {STARTED, "study_done", "node_quarantined", "node_lost"}
 
 
@@ -163,8 +167,20 @@ def measurements(record: TrialRecord) -> Sequence[Measurement]:
 def _with_answers(records: Sequence[TrialRecord]) -> set[int]:
     """Launches whose requests a verdict compares: plain decoding, confirmations, and what is fastest anywhere."""
     levels = {figures.concurrency for record in records for figures in measurements(record)}
-    fastest = [found.best.key for level in levels if (found := sides(records, level))]
+    chief = {level: _chief(records, leaderboard(records, level)) for level in levels}
+    fastest = [found.best.key for level in levels if (found := sides(chief[level], level))]
     return {r.number for r in records if r.kind != "trial" or r.key in fastest}
+
+
+def _chief(records: Sequence[TrialRecord], rows: Sequence[Row]) -> list[TrialRecord]:
+    """Records that a verdict can be about, in their order: of thousands of points only the fastest, and failures.
+
+    A verdict is about the fastest point with speculation that failed in none of its launches, beside plain decoding.
+    """
+    sound = (row.key for row in rows if row.status == "completed" and row.config.speculative and not row.reason)
+    keys = {row.key for row in rows[:_CHIEF]} | set(itertools.islice(sound, 1))
+    keys |= {row.key for row in rows if row.config.speculative is None or row.status != "completed"}
+    return [record for record in records if record.kind != "trial" or record.key in keys]
 
 
 def _label(record: TrialRecord, varied: Sequence[str]) -> str:

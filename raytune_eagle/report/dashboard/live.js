@@ -62,13 +62,15 @@
     if (points.length < 2) return;
     const svg = name => document.createElementNS("http://www.w3.org/2000/svg", name);
     const most = Math.max(...points.map(p => p[1])), [first, last] = [points[0][0], points[points.length - 1][0]];
-    const x = n => 6 + 588 * (n - first) / Math.max(1, last - first), y = v => 112 - 100 * v / most;
+    const wide = $("course").clientWidth || 600;
+    $("course").setAttribute("viewBox", `0 0 ${wide} 120`);
+    const x = n => 6 + (wide - 12) * (n - first) / Math.max(1, last - first), y = v => 112 - 100 * v / most;
     let best = 0, path = "";
     const dots = points.map(([n, v]) => {
       if (v > best) { path += path ? `H${x(n)}V${y(v)}` : `M${x(n)} ${y(v)}`; best = v; }
       const dot = svg("circle"); dot.setAttribute("cx", x(n)); dot.setAttribute("cy", y(v)); dot.setAttribute("r", 3); return dot;
     });
-    const line = svg("path"); line.setAttribute("d", `${path}H594`);
+    const line = svg("path"); line.setAttribute("d", `${path}H${wide - 6}`);
     fill("course", line, ...dots);
     $("course").setAttribute("aria-label", `Throughput of ${points.length} launches at ${level} streams; best ${tokens(best)} tokens per second`);
   }
@@ -104,7 +106,7 @@
     document.querySelectorAll("[data-since]").forEach(each => { each.textContent = ` for ${span(now - Number(each.dataset.since))}`; });
   }
 
-  let sure = 0;
+  let sure = -Infinity;
   $("stop").addEventListener("click", () => {
     if (performance.now() - sure > 4000) { sure = performance.now(); $("stop").textContent = "Press again to stop"; setTimeout(() => { if (!state.stopping) $("stop").textContent = "Stop the study"; }, 4000); return; }
     wish({what: "stop"}, $("stop"));

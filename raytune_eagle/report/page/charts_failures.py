@@ -12,6 +12,7 @@ from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.page.chart import Chart, Column, axis, height, lying
 
 _SHOWN_DETAIL = 300
+_FEW = 10  # launches, below which an axis would have fractions of them
 
 
 class FailureClass(NamedTuple):
@@ -49,6 +50,7 @@ def failures(facts: Facts, found: Sequence[FailureClass]) -> Chart | None:
     if not found:
         return None
     share = len(facts.failed) / len(facts.records)
+    whole = {"dtick": 1} if found[0].launches < _FEW else {}
     columns = (*map(Column, ("class", "launches", "phase", "what to do")), Column("for example", of_launch=True))
     return Chart(
         key="failures",
@@ -56,7 +58,10 @@ def failures(facts: Facts, found: Sequence[FailureClass]) -> Chart | None:
         about=f"{len(facts.failed)} of {len(facts.records)} launches failed ({share:.0%}).",
         alt="; ".join(f"{each.name}: {each.launches}" for each in found),
         data=[lying([each.name for each in found], [each.launches for each in found], "@bad", "d")],
-        layout={"xaxis": axis("launches", rangemode="tozero"), "yaxis": {"autorange": "reversed"}},
+        layout={
+            "xaxis": axis("launches", rangemode="tozero", **whole),
+            "yaxis": {"autorange": "reversed"},
+        },
         columns=columns,
         rows=[(each.name, each.launches, each.phases, each.advice, each.example) for each in found],
         height=height(len(found)),
