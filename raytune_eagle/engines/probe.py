@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from raytune_eagle import logs
+from raytune_eagle import failures
 from raytune_eagle.engines.gpus import Nvml, await_release, require_free
 from raytune_eagle.engines.guarded import Guarded
 from raytune_eagle.engines.launch import Settings
@@ -79,7 +79,7 @@ def probe(settings: Settings, question: Question) -> Iterator[Timing]:
         NodeError: this machine cannot do it: its GPUs are in use, or its interpreter has no torch.
     """
     gpus = Nvml(settings.gpus) if question.gpu else None
-    before = require_free(gpus) if gpus else []
+    before = require_free(gpus, {}) if gpus else []
     with tempfile.TemporaryDirectory(prefix="rte-probe-", ignore_cleanup_errors=True) as name:
         yield from _ask(settings, question, Path(name))
     if gpus:
@@ -140,7 +140,7 @@ def _error(code: int | None, said: str, limit_s: float) -> str | None:
     """Class and reason: of a failure of NCCL the one that a launch would have, too."""
     if code == 0:
         return None
-    if known := next(iter(logs.matching(said)), None):
+    if known := next(iter(failures.matching(said)), None):
         return f"{known.name}: {known.line}"
     if code is None:
         return f"hang: not over after {limit_s:g} s, killed"
