@@ -20,6 +20,7 @@ import click
 from rich.console import Console
 
 from raytune_eagle import __version__, specfile
+from raytune_eagle.cli_probe import probe
 from raytune_eagle.cli_results import COMMANDS, FAILED, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.live import Live
@@ -278,7 +279,7 @@ def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
         sys.exit(FAILED)
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, probe):
     main.add_command(_command)
 
 
