@@ -23,9 +23,13 @@ if [ "$1" = -m ] && [ "$2" = sglang.launch_server ]; then
   echo "$CUDA_VISIBLE_DEVICES" >>"{seen}"
   exec {python} {server} "$@"
 fi
+if [ "$1" = -c ] && [ "$3" = cuda ]; then
+  printf %s "$4"
+  exec cat {flags}
+fi
 exec {python} "$@"
 """
-"""An interpreter whose SGLang is the fake server; it notes which GPUs each server was given."""
+"""An interpreter whose SGLang is the fake server and tells the flags of 0.5.20; it notes each server's GPUs."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,8 @@ def spec(folder, pair, name, **changes):
     """A spec of search_spaces/ with this pair and the fake server."""
     interpreter = folder / "python"
     server = FAKES / "launch_server.py"
-    interpreter.write_text(SERVES.format(seen=folder / "seen", python=sys.executable, server=server))
+    flags = ROOT / "tests" / "assets" / "sglang_0520_flags.json"
+    interpreter.write_text(SERVES.format(seen=folder / "seen", python=sys.executable, server=server, flags=flags))
     interpreter.chmod(0o755)
     tree = yaml.safe_load((ROOT / "search_spaces" / name).read_text())
     tree["engine"] |= {"model": str(pair / "target"), "draft": str(pair / "draft"), "python": str(interpreter)}
