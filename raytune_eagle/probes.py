@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +17,7 @@ from raytune_eagle.nodes import local_ray
 from raytune_eagle.rules.base import Launch
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
+from raytune_eagle.survey import NODE_S, ask_nodes
 from raytune_eagle.weights import Checkpoint, UnreadableError
 
 Row = dict[str, Any]
@@ -28,8 +27,6 @@ _SIZES = 8
 """Sizes of one step that are timed: neighbours cost the same."""
 _BYTES = 2
 """Per value: SGLang serves in bfloat16 or float16, float32 weights too (``--dtype auto``)."""
-_WAIT_S = 300.0
-"""For a node to answer, beside its probing."""
 
 
 @dataclass(frozen=True)
@@ -167,12 +164,10 @@ def probe_all(spec: Spec, plan_: Plan, where: str, keep: Keep) -> list[str]:
     if where == LOCAL:
         probe_here(spec, plan_, local_ray.node_name(0), keep)
         return []
-    os.environ.update(local_ray.ENVIRONMENT)
-    nodes_ray = importlib.import_module("raytune_eagle.nodes.ray")  # after the environment: Ray reads it once
-    most = _WAIT_S + len(plan_.environments) * plan_.limit_s
-    answers = nodes_ray.ask_every_node(where, partial(probe_here, spec, plan_, ""), most)
+    most = NODE_S + len(plan_.environments) * plan_.limit_s
+    answers = ask_nodes(where, partial(probe_here, spec, plan_, ""), most)
     if not answers:
-        raise NodeError(f"no node of {where} has the resource {nodes_ray.RESOURCE}; see cluster.yaml")
+        raise NodeError(f"no node of {where} has the resource eagle_node; see cluster.yaml")
     for name, rows in answers.items():
         if not isinstance(rows, str):
             keep([row | {"node": name} for row in rows])
