@@ -24,7 +24,8 @@ _ROW_COLUMNS = (
     Column("accept_len", "tokens"),
     Column("speedup", "x"),
 )
-Launches = Sequence[tuple[TrialRecord, Measurement]]
+Launch = tuple[TrialRecord, Measurement]
+Launches = Sequence[Launch]
 
 
 def launches(facts: Facts, level: int, *kinds: str) -> list[tuple[TrialRecord, Measurement]]:
@@ -33,8 +34,8 @@ def launches(facts: Facts, level: int, *kinds: str) -> list[tuple[TrialRecord, M
     return [(record, figures) for record, figures in found if figures]
 
 
-def thinned(found: Launches) -> tuple[Launches, str]:
-    """So many launches as a browser draws at ease, in order, and the words for it: the fastest, and some of the rest."""
+def thinned(found: list[Launch]) -> tuple[list[Launch], str]:
+    """As many launches as a browser draws at ease, in order, and words for it: the fastest, and some of the rest."""
     if len(found) <= _MOST_DRAWN:
         return found, ""
     by_speed = sorted(found, key=lambda each: -each[1].output_throughput)
