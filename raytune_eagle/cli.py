@@ -14,17 +14,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from rich.console import Console
 
 from raytune_eagle import __version__, specfile
+from raytune_eagle.cli_probe import probe
 from raytune_eagle.cli_results import COMMANDS, FAILED, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.live import Live
 from raytune_eagle.model import Event, TrialRecord, Workload
-from raytune_eagle.patience import PatientStore
+from raytune_eagle.patience import PATIENCE_S, PatientStore
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.progress import Board, Json, Lines, Progress
 from raytune_eagle.space import Space
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _BAD_INPUT, _INTERRUPTED = 2, 130
 _CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
 _WARM = "Also learn from this study: accept_len of the same draft and workload, cycle times of the same hardware."
+_PATIENCE = "Seconds to wait for results that cannot be written; then they go to ~/raytune-eagle-rescued, and it ends."
 _SIMULATED = (
     " simulated:WHAT launches nothing: a cost model in virtual time (kimi-k25, kimi-k25:golden), a table (FILE.csv) or "
     "the records of a study (results/study=NAME)."
@@ -87,17 +89,18 @@ def main() -> None:
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
 @click.option("--detach", is_flag=True, help="As a job of the cluster whose head this is; see status, logs, stop.")
 @click.option("--warm-start", "earlier", multiple=True, metavar="results/study=NAME", help=_WARM)
+@click.option("--patience", type=click.FloatRange(min=0), default=PATIENCE_S, show_default=True, help=_PATIENCE)
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, one JSON object a line; the rest to stderr.")
 @results_option
 def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
     _end_on_signals()
-    earlier, detach, as_json = (changes.pop(name) for name in ("earlier", "detach", "as_json"))
+    earlier, patience, detach, as_json = (changes.pop(name) for name in ("earlier", "patience", "detach", "as_json"))
     spec = _changed(specfile.load(spec_file), changes)
     if detach:
         _detach(spec, where)
         return
-    records = _run(spec, results, (where, nodes, earlier), _progress(spec, as_json=as_json))
+    records = _run(spec, results, _Way(where, nodes, earlier, patience), _progress(spec, as_json=as_json))
     console = Console(stderr=True) if as_json else stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
@@ -128,7 +131,16 @@ def _progress(spec: Spec, *, as_json: bool) -> Progress:
     return Board(console, spec) if console.is_terminal else Lines(console)
 
 
-def _run(spec: Spec, results: str, place: tuple[str, int, tuple[str, ...]], progress: Progress) -> list[TrialRecord]:
+class _Way(NamedTuple):
+    """How a study is run: nothing of it makes it another study."""
+
+    where: str
+    nodes: int
+    earlier: tuple[str, ...]
+    patience_s: float
+
+
+def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> list[TrialRecord]:
     # Ray and Optuna take seconds to import, which no other command need wait for.
     from raytune_eagle import warm_start  # noqa: PLC0415
     from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
@@ -138,29 +150,31 @@ def _run(spec: Spec, results: str, place: tuple[str, int, tuple[str, ...]], prog
     from raytune_eagle.study import Study  # noqa: PLC0415
     from raytune_eagle.survey import survey  # noqa: PLC0415
 
-    console, mistakes, (where, nodes, earlier) = Console(stderr=True), Mistakes(), place
+    console, mistakes = Console(stderr=True), Mistakes()
     with mistakes.noting():
         refuse_results(results)
     workload = _workload(spec, mistakes)
     store = ParquetStore(results)
-    refuse_mixture(store.read(spec.name), where)
-    if workload and not mistakes.problems and (study := _spent(spec, workload, store)):
-        return _nothing_left(study, console)
+    if workload and not mistakes.problems:
+        refuse_mixture(store.read(spec.name), way.where)
+        if study := _spent(spec, workload, store):
+            return _nothing_left(study, console)
     if console.is_terminal:
         console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
-    space, notes = _understood(spec, survey(spec, workload, where, nodes), mistakes)
+    space, notes = _understood(spec, survey(spec, workload, way.where, way.nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
     say([*notes, *space.notes()])
-    sources = warm_start.read(earlier, space, workload)
+    sources = warm_start.read(way.earlier, space, workload)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
         store.declare(spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
         held_out, live = _held_out(spec, workload), Live(results, spec.name)
-        study = Study(space, workload, _patient(store, space), _both(live.say, progress), held_out=held_out)
+        patient = _patient(store, space, way.patience_s)
+        study = Study(space, workload, patient, _both(live.say, progress), held_out=held_out)
         progress.records = study.records
         if study.done():
             return _nothing_left(study, console)
-        fleet = stack.enter_context(open_fleet(spec, where, nodes, study.note))
+        fleet = stack.enter_context(open_fleet(spec, way.where, way.nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
         if sources:
             study.learn_from(warm_start.known(sources, space, workload, fleet))
@@ -178,12 +192,12 @@ def _both(one: Callable[[Event], None], other: Callable[[Event], None]) -> Calla
     return tell
 
 
-def _patient(store: ParquetStore, space: Space) -> PatientStore:
+def _patient(store: ParquetStore, space: Space, patience_s: float) -> PatientStore:
     """Results that cannot be written for long are put into the home of this user."""
     place = Path.home() / "raytune-eagle-rescued" / time.strftime("%Y%m%d-%H%M%S")
     rescue = ParquetStore(str(place))
     rescue.declare(space.spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
-    return PatientStore(store, rescue, str(place), lambda line: say([line]))
+    return PatientStore(store, rescue, str(place), lambda line: say([line]), patience_s)
 
 
 def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
@@ -278,7 +292,7 @@ def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
         sys.exit(FAILED)
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, probe):
     main.add_command(_command)
 
 

@@ -131,14 +131,17 @@ _PROBES = (
     Column("study", TEXT, "", "name of the study"),
     Column("measured_unix_s", REAL, "s", "when it was measured, since 1970"),
     Column("node", TEXT, "", "machine"),
-    Column("step", TEXT, "", "verify or draft: the step whose all-reduce was timed"),
+    Column("step", TEXT, "", "verify, draft or decode (plain decoding): the step whose all-reduce was timed"),
+    Column("tokens", INT, "tokens", "tokens of that step's forward pass, over all streams"),
     Column("env", TEXT_MAP, "", "NCCL environment"),
     Column("ranks", INT, "GPUs", "GPUs that took part"),
+    Column("backend", TEXT, "", "nccl, in CUDA graphs as SGLang decodes; or gloo, where there is no GPU"),
     Column("message_bytes", INT, "bytes", "size of the reduced tensor"),
     Column("samples", INT, "", "timed all-reduces"),
     Column("p50_us", REAL, "us", "median time of one all-reduce; null: failed"),
     Column("p95_us", REAL, "us", "95th percentile of that time; null: failed"),
-    Column("error", TEXT, "", "why it failed, else null"),
+    Column("chosen", TEXT, "", "algorithm, protocol and channels that NCCL says it took; null: it did not say"),
+    Column("error", TEXT, "", "class of the failure (hang, nccl_invalid_usage, …) and reason, else null"),
 )
 
 TABLES: dict[str, tuple[Column, ...]] = {

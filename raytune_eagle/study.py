@@ -80,7 +80,10 @@ class Study:
         *,
         held_out: Workload | None = None,
     ) -> None:
-        self.space, self.spec, self.records = space, space.spec, list(store.read(space.spec.name))
+        self.space, self.spec = space, space.spec
+        # keyed anew: the rules may have learnt since that a point goes by another name
+        kept = store.read(space.spec.name)
+        self.records = [record.model_copy(update={"key": space.key(record.config)}) for record in kept]
         self._workload, self._held_out = workload, held_out or workload
         self._store, self._listener = store, listener
         events = list(store.read_events(self.spec.name))

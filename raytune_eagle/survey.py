@@ -110,11 +110,11 @@ def _survey_here(spec: Spec, workload: Workload | None, nodes: int) -> Survey:
     return Survey(seen.facts, (*fits.problems, *_lines(seen)), _version(seen))
 
 
-def ask_nodes(where: str, question: Any) -> dict[str, Any]:
+def ask_nodes(where: str, question: Any, timeout_s: float = NODE_S) -> dict[str, Any]:
     """Each node's answer, or as text why there is none, by name."""
     os.environ.update(local_ray.environment_for(where))
     joining = importlib.import_module("raytune_eagle.nodes.joining")  # after the environment: Ray reads it once
-    answers: dict[str, Any] = joining.ask_every_node(where, question, NODE_S)
+    answers: dict[str, Any] = joining.ask_every_node(where, question, timeout_s)
     return answers
 
 

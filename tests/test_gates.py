@@ -338,6 +338,17 @@ def test_text_is_compared_only_where_it_can_be():
     assert verdicts(gates.judged(*without, 0.0).gates)["text"] == "unknown"
 
 
+def test_pinned_acceptance_is_told_and_its_text_not_judged():
+    """SGLang's simulated acceptance puts made-up tokens into the answers: a warning, instead of a failed trial."""
+    found = gates.before(seen(env={"SGLANG_SIMULATE_ACC_LEN": "3.0"}))
+    assert verdicts(found)["simulated"] == "warning"
+    assert "SGLANG_SIMULATE_ACC_LEN=3.0 pins acceptance" in detail(found, "simulated")
+    outcome = answered("ABCDEFGHIJ", compression=20.0, prefix="q").model_copy(update={"gates": found})
+    assert gates.judged(outcome, answered("abcdefghij"), 0.0) == outcome
+    plain = seen("0516_h200_baseline", speculative=None, env={"SGLANG_SIMULATE_ACC_LEN": "3.0"})
+    assert verdicts(gates.before(plain))["simulated"] == "warning", "nor is the text of plain decoding beside it"
+
+
 def test_repetition_fails_only_beyond_plain_decodings_own():
     """A small model repeats itself by nature: told. A configuration that makes it do so has broken it: failed."""
     fine, looping = answered("abcdefghij"), answered("abcdefghij", compression=20.0)

@@ -19,6 +19,7 @@ FAILURES = {
     "fail_0516_h200_port_taken.log": "port_taken",
     "fail_0516_h200_oom_kv.log": "oom_kv",
     "fail_0516_h200_tree_too_small.log": "tree_too_small",
+    "fail_0516_h200x4_rank_lost.log": "rank_lost",
     "fail_0520_cpu_tree_too_small.log": "tree_too_small",
     "fail_0520_cpu_draft_as_llama.log": "shape_mismatch",
     "fail_0520_cpu_tree_too_shallow.log": "tree_too_shallow",
@@ -26,7 +27,7 @@ FAILURES = {
     **{
         f"made_{rule.name}.log": rule.name
         for rule in failures.RULES
-        if rule.name not in ("tree_too_small", "tree_too_shallow", "oom_kv")
+        if rule.name not in ("tree_too_small", "tree_too_shallow", "oom_kv", "rank_lost")
     },
 }
 
@@ -73,6 +74,12 @@ def test_killed_scheduler_is_told_from_its_exit_code():
     text = read("fail_0516_h200_killed_by_os.log")
     assert failures.classify(text, None).name == "killed_by_os"
     assert failures.classify(text.partition("crashed with exit code")[0], None).name == "unknown"
+
+
+def test_the_rank_that_failed_is_told_not_those_that_lost_it():
+    """The other ranks of a server see a closed connection, whatever ended the first: its own words decide."""
+    lost = read("fail_0516_h200x4_rank_lost.log")
+    assert failures.classify(lost + read("made_oom_serving.log"), None).name == "oom_serving"
 
 
 def test_server_that_gave_up_but_lives_on_is_known():

@@ -18,8 +18,10 @@ from raytune_eagle.nodes.owner import Late, Owner, Setup, Spool
 pytestmark = pytest.mark.slow  # each starts the fake server
 
 
-def setup(folder, **changes):
-    return Setup(study="s", make_engine=lambda _: SglangEngine(Settings(work_dir=Path(folder))), **changes)
+def setup(folder, grace_s=1e6, **changes):
+    """For owners in this very process, which one that nobody asks any more would end: none does so here."""
+    engine = SglangEngine(Settings(work_dir=Path(folder)))
+    return Setup(study="s", make_engine=lambda _: engine, grace_s=grace_s, **changes)
 
 
 def outcome_of(owner, token):

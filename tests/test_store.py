@@ -313,9 +313,11 @@ def test_a_study_of_schema_1_is_read_whole(results):
     shutil.copytree(Path(__file__).parent.parent / "results" / "study=smollm2-h200", results / "study=smollm2-h200")
     store = ParquetStore("results")
     records = list(store.read("smollm2-h200"))
-    assert [one.number for one in records] == list(range(9))
-    assert all(len(one.outcome.requests) > 100 and not one.outcome.gates for one in records)
-    assert {request.prefix_hashes for one in records for request in one.outcome.requests} == {()}
+    assert [one.number for one in records] == list(range(13)), "the last four were added under schema 2"
+    old = records[:9]
+    assert all(len(one.outcome.requests) > 100 and not one.outcome.gates for one in old)
+    assert all(one.outcome.gates for one in records[9:])
+    assert {request.prefix_hashes for one in old for request in one.outcome.requests} == {()}
     assert store.problems("smollm2-h200") == []
 
 

@@ -107,6 +107,18 @@ def test_resume_runs_to_the_budget_and_repeats_nothing():
     assert sorted(r.number for r in store.records) == list(range(16))
 
 
+def test_points_kept_under_a_name_of_older_rules_are_not_launched_again():
+    """Records whose key another version of the rules gave: their points are known by what was launched."""
+    store = ListStore()
+    small = {"num_steps": [3], "eagle_topk": [4], "num_draft_tokens": [5, 6, 7, 8]}
+    space = {"space": {"speculative": small, "nccl": {}}}
+    run(store, SimulatedFleet(["a"], measured), make_space(budget={"trials": 2}, **space))
+    store.records = [record.model_copy(update={"key": "0" * 12}) for record in store.records]
+    run(store, SimulatedFleet(["a"], measured), make_space(budget={"trials": 4}, **space))
+    launched = [record.config.uid for record in store.records if record.kind == "trial"]
+    assert len(launched) == len(set(launched)) == 4
+
+
 def test_done_is_known_without_nodes():
     """A finished study says so before any node is asked for."""
     store = ListStore()

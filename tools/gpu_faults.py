@@ -245,13 +245,23 @@ def foreign_growth(bench: Bench) -> Any:
 
 
 def scheduler_killed(bench: Bench) -> Any:
-    """SIGKILL of the scheduler 4 s into the bench."""
+    """SIGKILL of every scheduler 4 s into the bench."""
+    return killed(bench, "sglang::scheduler")
+
+
+def rank_killed(bench: Bench) -> Any:
+    """SIGKILL of one tensor parallel rank alone, not the first, 4 s into the bench."""
+    return killed(bench, f"sglang::scheduler_TP{bench.settings.gpus - 1}")
+
+
+def killed(bench: Bench, title: str) -> Any:
+    """A trial whose processes of this title are killed."""
 
     def kill() -> None:
         time.sleep(4)
         for process in psutil.process_iter(["cmdline"]):
-            if "sglang::scheduler" in " ".join(process.info["cmdline"] or []):
-                bench.notes["killed_pid"] = process.pid
+            if title in " ".join(process.info["cmdline"] or []) and of_bench(process, bench):
+                bench.notes.setdefault("killed_pids", []).append(process.pid)
                 bench.note("injected")
                 process.send_signal(signal.SIGKILL)
 
@@ -292,6 +302,7 @@ FAULTS = (
     start_cut,
     port_listened,
     scheduler_killed,
+    rank_killed,
     tree_too_small,
     oom_at_capture,
     port_bound,
@@ -327,7 +338,7 @@ def observe(bench: Bench, fault: Callable[[Bench], Any]) -> dict[str, Any]:
         "used_mib_peak": max((used for _, used, _ in watch.seen), default=0),
         "memory_back_after_injection_s": watch.back(since, before + gpus.SLACK_MIB),
         "memory_back_after_verdict_s": watch.back(ended, before + gpus.SLACK_MIB),
-        "left": leftovers(),
+        "left": leftovers(bench),
         "notes": {k: round(v - began, 2) if isinstance(v, float) else v for k, v in bench.notes.items()},
     }
     watch.over.set()
@@ -358,14 +369,23 @@ def described(outcome: Completed | Failed) -> dict[str, Any]:
     return told | {"measured": [m.model_dump() for m in outcome.measurements]}
 
 
-def leftovers() -> list[str]:
-    """Processes of servers that are still there."""
+def leftovers(bench: Bench | None = None) -> list[str]:
+    """Processes of servers that are still there: of this bench's, or of any."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or [])
-        if ("sglang::" in line or "launch_server" in line) and "gpu_faults" not in line:
+        serves = ("sglang::" in line or "launch_server" in line) and "gpu_faults" not in line
+        if serves and (bench is None or of_bench(process, bench)):
             found.append(f"{process.pid} {line[:120]}")
     return found
+
+
+def of_bench(process: psutil.Process, bench: Bench) -> bool:
+    """Whether it is, or has above it, a server or guard that names this bench's folder: others may serve beside us."""
+    with suppress(psutil.Error):
+        lines = [" ".join(each.cmdline()) for each in (process, *process.parents())]
+        return any(str(bench.settings.work_dir) in line for line in lines)
+    return False
 
 
 def keep(bench: Bench, name: str, watch: Watch, began: float) -> None:
@@ -392,14 +412,16 @@ def main() -> None:
     spec = specfile.load(asked.spec)
     settings = Settings(
         work_dir=asked.out / "work",
+        python=spec.engine.python,
         start_stall_s=spec.engine.start_stall_s,
         start_timeout_s=spec.engine.start_timeout_s,
         gpus=spec.node.gpus,
     )
     bench = Bench(spec, asked.spec, Space(spec), settings, asked.out, asked.fake)
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(spec.node.gpus))))
     wanted = asked.only.split(",") if asked.only else [fault.__name__ for fault in FAULTS]
     for fault in FAULTS:
-        if fault.__name__ not in wanted:
+        if fault.__name__ not in wanted or (fault is rank_killed and spec.node.gpus == 1):
             continue
         if time.time() > asked.until:
             print(f"no time for {fault.__name__}", flush=True)
@@ -412,5 +434,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     main()

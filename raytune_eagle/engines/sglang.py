@@ -115,9 +115,9 @@ class Start:
             time.sleep(SETTLE_S)
             code = self.guarded.poll()
             failure = failures.classify(self.log_text(), code)
-            if failure.name != "unknown" or code is not None or time.monotonic() > deadline:
+            if failure.name not in {"unknown", "rank_lost"} or code is not None or time.monotonic() > deadline:
                 break
-        if failure.name == "killed_by_os" and oom_kills() > self.oom_kills:
+        if failure.name in {"killed_by_os", "rank_lost"} and oom_kills() > self.oom_kills:
             failure = failures.killed_for_memory(failure)
         self._raise(replace(failure, detail=f"{failure.detail} ({dead})"), error)
 

@@ -12,6 +12,7 @@ draft_class              fails    the class that loaded the draft is an Eagle3 o
 accept_len               fails    more than 1.05 tokens per verify round, at each concurrency
 text                     fails    greedy answers begin as plain decoding's do (`judged`)
 repetition               fails    answers do not repeat themselves, or no more often than plain decoding's (`judged`)
+simulated                warns    acceptance is the draft's own, not pinned; where it is, text is not judged
 resolved_args            warns    what runs is what was asked
 captured_batch           warns    CUDA graphs were captured for as many streams as are measured
 max_running_requests     warns    the server runs as many requests at once as are measured (default with EAGLE3: 48)
@@ -75,6 +76,8 @@ def judged(outcome: Completed, baseline: Completed | None, temperature: float) -
 
     `baseline` is None for plain decoding itself, and where there is none yet.
     """
+    if any(gate.name == "simulated" for gate in outcome.gates):
+        return outcome
     gates = against(outcome, baseline, temperature)
     outcome = outcome.model_copy(update={"gates": (*outcome.gates, *gates)})
     bad = next((gate for gate in gates if gate.verdict == "failed"), None)

@@ -33,6 +33,21 @@ def arguments(seen: Seen) -> Iterator[Gate]:
         yield unknown("algorithm", "the server could not be asked for its arguments")
     if seen.config.speculative:
         yield _draft_class(seen)
+    yield from _simulated(seen)
+
+
+def _simulated(seen: Seen) -> Iterator[Gate]:
+    """SGLang accepts as many tokens as it is told, whatever the draft said (``eagle_utils.py``, 0.5.16).
+
+    Told of plain decoding too: in such a study text is nowhere the matter, and a target of random weights, all of whose
+    calls are close, parts from its own text under another NCCL protocol (seen on four H200s: 31 % began alike).
+    """
+    if length := seen.config.env.get("SGLANG_SIMULATE_ACC_LEN"):
+        yield warned(
+            "simulated",
+            f"SGLANG_SIMULATE_ACC_LEN={length} pins acceptance: throughput says how long a cycle takes, and nothing of "
+            "the draft or the text",
+        )
 
 
 def _resolved_args(seen: Seen) -> Gate:

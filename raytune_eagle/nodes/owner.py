@@ -138,6 +138,7 @@ class Owner:
                 self._told.append((time.time(), job.number, name, detail))
                 self._changed.notify_all()
 
+        gpus_in_order()
         outcome = _outcome(lambda: run_trial(self._engine, job, progress, self._setup.turns))
         if self._spool and isinstance(outcome, Completed | Failed):
             self._spool.write(Late(token, job, outcome))
@@ -160,6 +161,13 @@ def _outcome(trial: Callable[[], Completed | Failed]) -> Outcome:
         return exc
     except BaseException:  # noqa: BLE001 - the driver raises it
         return RuntimeError(traceback.format_exc())
+
+
+def gpus_in_order() -> None:
+    """Ray (2.60) gives GPUs as a set, in another order each time, which ranks and NCCL's rings would follow."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if all(each.isdigit() for each in given):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(given, key=int))
 
 
 def end_with_parent() -> None:
