@@ -45,6 +45,14 @@ def browser():
         chromium.close()
 
 
+def until(page, expression, seconds=10):
+    """Wait until it holds. Asked from here: Playwright's own waiting needs an `eval` that the page forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"not in {seconds} s: {expression}"
+        time.sleep(0.03)
+
+
 class Page:
     """A page, with what it said and asked for."""
 
@@ -59,15 +67,16 @@ class Page:
 
     def open(self, url):
         self.page.goto(url)
-        self.page.wait_for_function("document.documentElement.dataset.ready")
+        until(self.page, "document.documentElement.dataset.ready")
         return self.page
 
     def draw_all(self):
         """Bring every chart that is shown into view and wait until it is drawn."""
         for figure in self.page.locator("figure[data-chart]:visible").all():
             figure.scroll_into_view_if_needed()
-        self.page.wait_for_function(
-            "[...document.querySelectorAll('figure[data-chart]')].every(f => !f.offsetParent || f.dataset.drawn)"
+        until(
+            self.page,
+            "[...document.querySelectorAll('figure[data-chart]')].every(f => !f.offsetParent || f.dataset.drawn)",
         )
 
     def outside(self, *ours):
@@ -157,7 +166,7 @@ def test_copy_gives_the_command(browser, made):
     page = Page(browser).open(made.as_uri())
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator(".copy:visible").first.click()
-    page.wait_for_function("document.querySelector('.copy').textContent === 'Copied'")
+    until(page, "document.querySelector('.copy').textContent === 'Copied'")
     assert page.evaluate("navigator.clipboard.readText()") == page.locator("pre:visible").first.inner_text()
 
 
@@ -186,9 +195,7 @@ def test_five_thousand_trials(browser, tmp_path_factory):
     began = time.monotonic()
     page = seen.open(path.as_uri())
     page.locator("#filter").fill("5/4/16")
-    page.wait_for_function(
-        "[...document.querySelectorAll('#launches tbody tr')].every(r => r.textContent.includes('5/4/16'))"
-    )
+    until(page, "[...document.querySelectorAll('#launches tbody tr')].every(r => r.textContent.includes('5/4/16'))")
     ready = time.monotonic() - began
     seen.draw_all()
     SHOTS.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from raytune_eagle.ranking import leaderboard
 from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.page import page
 from raytune_eagle.report.page.charts_nodes import PHASES, busy_share, segments
-from raytune_eagle.report.page.charts_search import round_values
+from raytune_eagle.report.page.charts_search import round_values, thinned
 from raytune_eagle.report.page.influence import cycle_parts, importances
 from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.store import ParquetStore
@@ -76,6 +76,19 @@ def test_the_verdict_is_that_of_best(facts, tmp_path):
         assert read.standing(level).sentence == verdict(whole, level)
         assert read.standing(level).launch == winner(whole, level)
         assert read.standing(level).rows == leaderboard(whole, level)
+
+
+def test_thousands_are_thinned_and_said(facts):
+    """Of many launches the fastest are drawn and a sample of the rest; the words say so, and few are drawn whole."""
+    few = [(r, r.outcome.measurements[0]) for r in facts.measured]
+    assert thinned(few) == (few, "")
+    many = few * 100
+    kept, words = thinned(many)
+    assert len(kept) <= 1200 < len(many)
+    fastest = sorted((figures.output_throughput for _, figures in many), reverse=True)[:600]
+    assert sorted((figures.output_throughput for _, figures in kept), reverse=True)[:600] == fastest
+    assert f"the table has all {len(many):,}" in words
+    assert [record.number for record, _ in kept] == sorted(record.number for record, _ in kept)
 
 
 def test_gates_are_counted_and_warn(text, facts):

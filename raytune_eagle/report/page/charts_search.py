@@ -13,6 +13,7 @@ from raytune_eagle.report.page.chart import RAMP, Cell, Chart, Column, Trace, ax
 TOK_S = "tok/s"
 _MOST_SHOWN = 15
 _LONGEST = 26
+_MOST_DRAWN = 1200
 _ROW_COLUMNS = (
     Column("configuration"),
     Column("status"),
@@ -23,13 +24,25 @@ _ROW_COLUMNS = (
     Column("accept_len", "tokens"),
     Column("speedup", "x"),
 )
-Launches = Sequence[tuple[TrialRecord, Measurement]]
+Launch = tuple[TrialRecord, Measurement]
+Launches = Sequence[Launch]
 
 
 def launches(facts: Facts, level: int, *kinds: str) -> list[tuple[TrialRecord, Measurement]]:
     """Launches of these kinds that have figures at a concurrency."""
     found = ((record, measurement(record, level)) for record in facts.records if record.kind in kinds)
     return [(record, figures) for record, figures in found if figures]
+
+
+def thinned(found: list[Launch]) -> tuple[list[Launch], str]:
+    """As many launches as a browser draws at ease, in order, and words for it: the fastest, and some of the rest."""
+    if len(found) <= _MOST_DRAWN:
+        return found, ""
+    by_speed = sorted(found, key=lambda each: -each[1].output_throughput)
+    half = _MOST_DRAWN // 2
+    rest = by_speed[half :: max(1, (len(found) - half) // half)][:half]
+    kept = sorted([*by_speed[:half], *rest], key=lambda each: each[0].number)
+    return kept, f" Drawn are the fastest {half:,} and {len(rest):,} of the others; the table has all {len(found):,}."
 
 
 def ranking(standing: Standing) -> Chart | None:
@@ -115,28 +128,32 @@ def _with_intervals(name: str, colour: str, rows: Sequence[Row]) -> Trace:
 def progress(facts: Facts, level: int) -> Chart:
     """Throughput of each launch in order, the best so far, plain decoding, and failures."""
     found = launches(facts, level, "trial")
-    best, line = 0.0, []
+    best, corners = 0.0, list[tuple[int, float]]()
     for record, figures in found:
-        best = max(best, figures.output_throughput if record.status == "completed" else 0.0)
-        line.append(best)
+        if record.status == "completed" and figures.output_throughput > best:
+            best = figures.output_throughput
+            corners.append((record.number, best))
+    corners += [(found[-1][0].number, best)] if found else []
     failed = [record.number for record in facts.failed]
+    drawn, words = thinned(found)
+    plain_drawn, _ = thinned(launches(facts, level, "baseline"))
     cross = {"color": "@bad", "symbol": "x"}
     steps: Trace = {
         "type": "scatter",
         "mode": "lines",
         "name": "best so far",
         "x": [r.number for r, _ in found],
-        "y": line,
+        "y": [y for _, y in corners],
     }
     return Chart(
         key="progress",
         title="Best so far",
-        about="Every launch in order; the line is the fastest until then, crosses are launches that failed.",
+        about=f"Every launch in order; the line is the fastest until then, crosses are launches that failed.{words}",
         alt=f"After {len(found)} measured launches the best is {best:.5g} tok/s; {len(failed)} failed.",
         data=[
-            _points("launch", found, {"color": "@accent", "opacity": 0.5, "size": 7}),
+            _points("launch", drawn, {"color": "@accent", "opacity": 0.5, "size": 7}),
             steps | {"line": {"color": "@accent", "width": 3, "shape": "hv"}, "hoverinfo": "skip"},
-            _points("plain decoding", launches(facts, level, "baseline"), {"color": "@plain", "symbol": "diamond"}),
+            _points("plain decoding", plain_drawn, {"color": "@plain", "symbol": "diamond"}),
             dots(
                 "failed", failed, [0] * len(failed), cross, "#%{x} %{text}: failed", launches=failed, cliponaxis=False
             ),
@@ -170,6 +187,8 @@ def trade(facts: Facts, level: int) -> Chart | None:
     found = [(r, f) for r, f in launches(facts, level, "trial", "confirm") if f.accept_len]
     if not found:
         return None
+    rows = [(r.number, f.accept_len, f.cycle_ms, f.output_throughput) for r, f in found]
+    whole, (found, words) = len(found), thinned(found)
     cycles, lengths = [f.cycle_ms for _, f in found], [f.accept_len or 0.0 for _, f in found]
     speeds, numbers = [f.output_throughput for _, f in found], [r.number for r, _ in found]
     base = [f.cycle_ms for _, f in launches(facts, level, "baseline")]
@@ -182,8 +201,8 @@ def trade(facts: Facts, level: int) -> Chart | None:
         key="trade",
         title="Accepted length against cycle time",
         about="Up is more tokens per verify round, left is quicker rounds; along a dotted line throughput is the same. "
-        "What lies below the line through plain decoding is slower than it, however much it accepts.",
-        alt=f"{len(found)} launches: accept_len {min(lengths):.3g} to {max(lengths):.3g} tokens, cycle "
+        f"What lies below the line through plain decoding is slower than it, however much it accepts.{words}",
+        alt=f"{whole} launches: accept_len {min(lengths):.3g} to {max(lengths):.3g} tokens, cycle "
         f"{min(cycles):.4g} to {max(cycles):.4g} ms.",
         data=[
             *_iso_lines(right, top, level, speeds),
@@ -197,7 +216,7 @@ def trade(facts: Facts, level: int) -> Chart | None:
             Column("cycle", "ms"),
             Column("throughput", TOK_S),
         ),
-        rows=list(zip(numbers, lengths, cycles, speeds, strict=True)),
+        rows=rows,
         height=440,
         legend=(("@ramp1", "launch"), ("@plain", "plain decoding: one token a round")),
     )
