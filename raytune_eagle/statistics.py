@@ -10,6 +10,7 @@ Rows that failed, and rows with a negative `repeat` (the warm-up and the fillers
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, NamedTuple
 
@@ -27,9 +28,11 @@ DRAWS = 1000
 _CAUTION = 1.05
 """Keeps comparisons of equals at 4 % false alarms, so that a few hundred of them stay below 6 % by more than luck."""
 
-LAUNCH_NOISE = 0.01
+LAUNCH_NOISE = 0.02
 """What two launches of one configuration differ by beyond what their passes show, as a standard deviation of the log,
-until repeated launches say otherwise: memory lies elsewhere, kernels are chosen anew, clocks start from other heat."""
+until repeated launches say otherwise: memory lies elsewhere, kernels are chosen anew, clocks start from other heat.
+Four pairs of launches of a 7 B model on 2 and 4 H200s differed by 0.2, 1.2, 1.2 and 3.1 % (results/study=random7b-…);
+a 135 M model, whose cycle is the host's, by 4 to 9 %."""
 _LAUNCH_FREEDOM = 4
 """How many degrees of freedom that expectation weighs as much as."""
 
@@ -58,22 +61,37 @@ def log_variance(figures: Measurement) -> float:
     return (half / t_975(figures.passes - 1)) ** 2
 
 
-def launch_variance(logs: Array, variances: Array) -> float:
-    """Variance of the log of throughput from launch to launch, beyond that of their passes.
+class LaunchNoise(NamedTuple):
+    """Variance of the log of throughput from launch to launch, and by how many degrees of freedom it is known."""
+
+    variance: float
+    freedom: float
+
+    def half_width(self, launches: int, others: int) -> float:
+        """Half of the 95 % interval that it adds to the log of a ratio of so many launches to so many others."""
+        return t_975(self.freedom) * math.sqrt(self.variance * (1 / launches + 1 / others))
+
+
+def launch_noise(tables: Iterable[tuple[Array, Array]]) -> LaunchNoise:
+    """What launches differ by beyond their passes.
 
     Args:
-        logs: of throughput, shape (configurations, rounds): every configuration launched once in each round. What all
-            configurations of a round share (the hour, the node) is taken out.
-        variances: of those logs by their own passes, same shape.
+        tables: each of logs of throughput, shape (configurations, rounds), every configuration launched once in each
+            round; and of their variances by their own passes, same shape. What all configurations of a round share
+            (the hour, the node) is taken out; a single configuration's launches are taken as they are.
 
-    Few rounds say little, so they are weighed against `LAUNCH_NOISE`; with a single round or configuration it is that.
+    Few launches say little, so they are weighed together with `LAUNCH_NOISE`.
     """
-    freedom = (logs.shape[0] - 1) * (logs.shape[1] - 1) if logs.size else 0
-    if not freedom:
-        return LAUNCH_NOISE**2
-    rest = logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
-    beyond = max(0.0, float((rest**2).sum()) - freedom * float(variances.mean()))
-    return (_LAUNCH_FREEDOM * LAUNCH_NOISE**2 + beyond) / (_LAUNCH_FREEDOM + freedom)
+    total, freedom = _LAUNCH_FREEDOM * LAUNCH_NOISE**2, float(_LAUNCH_FREEDOM)
+    for logs, variances in tables:
+        rows, columns = logs.shape
+        own = max(1, rows - 1) * (columns - 1)
+        if own > 0:
+            rest = logs - logs.mean(1, keepdims=True)
+            rest = rest - rest.mean(0) if rows > 1 else rest
+            total += max(0.0, float((rest**2).sum()) - own * float(variances.mean()))
+            freedom += own
+    return LaunchNoise(total / freedom, freedom)
 
 
 class Interval(NamedTuple):

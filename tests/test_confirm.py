@@ -206,21 +206,27 @@ def test_every_concurrency_has_its_best_confirmed():
 
 
 def test_equals_are_not_told_apart_and_a_true_gain_is_found():
-    """200 studies of noisy launches: equal candidates win in at most 6 %, a true 10 % is found in at least 90 %."""
-    found = {1.0: 0, 1.1: 0}
-    for gain in found:
-        for seed in range(100):
-            records = noisy_confirmation(gain, np.random.default_rng(seed))
-            found[gain] += sides(records, 1).over_plain.low > 1
+    """Of 100 studies of launches with 1 % noise: equals win in at most 6, a true 10 % is found in at least 90."""
+    found = {gain: sum(is_faster(gain, seed, 0.01) for seed in range(100)) for gain in (1.0, 1.1)}
     assert found[1.0] <= 6
     assert found[1.1] >= 90
 
 
-def noisy_confirmation(gain, rng):
-    """Two rounds on one node; every launch 1 % beside its truth, its interval ± 1 %, the second hour 3 % slower."""
+@pytest.mark.parametrize("noise", [0.03, 0.05])
+def test_launches_that_differ_by_more_than_expected_widen_the_verdict(noise):
+    """Noise of 3 and 5 % from launch to launch, seen only in two rounds: equals win in at most 6 of 100 studies."""
+    assert sum(is_faster(1.0, seed, noise) for seed in range(100)) <= 6
+
+
+def is_faster(gain, seed, noise):
+    return sides(noisy_confirmation(gain, np.random.default_rng(seed), noise), 1).over_plain.low > 1
+
+
+def noisy_confirmation(gain, rng, noise):
+    """Two rounds on one node; every launch `noise` beside its truth, its interval ± 1 %, the second hour 3 % slower."""
 
     def speed(true, number):
-        return float(true * (0.97 if number > 12 else 1.0) * np.exp(rng.normal(0, 0.01)))
+        return float(true * (0.97 if number > 12 else 1.0) * np.exp(rng.normal(0, noise)))
 
     rounds = []
     for number in (10, 15):

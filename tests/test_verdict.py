@@ -9,7 +9,9 @@ from made_records import TUNED, figures, plain, requests, trial
 
 from raytune_eagle.model import Completed, Config
 from raytune_eagle.report.verdict import ratio, ratio_of_intervals, sides, verdict, winner
-from raytune_eagle.statistics import Interval
+from raytune_eagle.statistics import Interval, LaunchNoise
+
+NO_NOISE = LaunchNoise(0.0, 4)
 
 
 def test_ratio_of_intervals_by_hand():
@@ -33,7 +35,7 @@ def test_ratio_pairs_prompts_where_requests_are_kept():
         trial(0, 1.0, 0.9, outcome=Completed(measurements=(figures(1, 0.9),), requests=requests(chosen)))
         for chosen in ({name: 2 * value for name, value in speed.items()}, speed)
     ]
-    found = ratio(both[:1], both[1:], 1, 0.0)
+    found = ratio(both[:1], both[1:], 1, NO_NOISE)
     assert found.value == pytest.approx(2)
     assert 1.9 < found.low < 2 < found.high < 2.1
 
@@ -41,20 +43,21 @@ def test_ratio_pairs_prompts_where_requests_are_kept():
 def test_ratio_falls_back_on_intervals():
     """Without requests, or with a single pass, the launches' intervals decide."""
     expected = ratio_of_intervals(Interval(200, 199, 201), Interval(100, 99, 101))
-    assert ratio([trial(0, 200.0)], [plain(1, 100.0)], 1, 0.0) == pytest.approx(expected)
+    assert ratio([trial(0, 200.0)], [plain(1, 100.0)], 1, NO_NOISE) == pytest.approx(expected)
     one_pass = [
         record.model_copy(update={"outcome": record.outcome.model_copy(update={"requests": requests({"a": 1.0}, 1)})})
         for record in (trial(0, 200.0), plain(1, 100.0))
     ]
-    assert ratio(one_pass[:1], one_pass[1:], 1, 0.0) == pytest.approx(expected)
+    assert ratio(one_pass[:1], one_pass[1:], 1, NO_NOISE) == pytest.approx(expected)
 
 
 def test_launches_differ_by_more_than_their_passes_show():
     """The spread from launch to launch is added, less of it the more launches there are."""
     exact = [trial(0, 200.0, 0.0), plain(1, 100.0, 0.0)]
-    one = ratio(exact[:1], exact[1:], 1, 0.01**2)
-    assert one.high / one.value == pytest.approx(math.exp(1.96 * 0.01 * math.sqrt(2)))
-    four = ratio(exact[:1] * 4, exact[1:] * 4, 1, 0.01**2)
+    noise = LaunchNoise(0.01**2, 4)
+    one = ratio(exact[:1], exact[1:], 1, noise)
+    assert one.high / one.value == pytest.approx(math.exp(2.776 * 0.01 * math.sqrt(2)))
+    four = ratio(exact[:1] * 4, exact[1:] * 4, 1, noise)
     assert math.log(four.high / four.value) == pytest.approx(math.log(one.high / one.value) / 2)
 
 
@@ -86,7 +89,7 @@ def test_gain_is_taken_node_by_node():
     ]
     found = sides(records, 1)
     assert found.over_plain.value == pytest.approx(1.5)
-    assert 1.45 < found.over_plain.low < found.over_plain.high < 1.55
+    assert 1.4 < found.over_plain.low < found.over_plain.high < 1.6
 
 
 LL = {"NCCL_PROTO": "LL"}
@@ -114,22 +117,22 @@ def confirmation(plain_tok_s: float, same_tok_s: float, tuned_tok_s: float):
         (
             (100.0, 120.0, 144.0),
             (
-                "EAGLE3 3/4/12 is 1.44x (1.41–1.47) of plain decoding, "
-                "1.20x (1.18–1.22) of plain decoding under the same settings"
+                "EAGLE3 3/4/12 is 1.44x (1.38–1.50) of plain decoding, "
+                "1.20x (1.15–1.25) of plain decoding under the same settings"
             ),
         ),
         (
             (100.0, 144.0, 144.0),
             (
-                "EAGLE3 3/4/12 is 1.44x (1.41–1.47) of plain decoding, 1.00x (0.98–1.02) of plain decoding under "
+                "EAGLE3 3/4/12 is 1.44x (1.38–1.50) of plain decoding, 1.00x (0.96–1.04) of plain decoding under "
                 "the same settings: its settings help, no difference by speculation is shown"
             ),
         ),
         (
             (100.0, 160.0, 144.0),
             (
-                "plain decoding is faster: the best, EAGLE3 3/4/12, is 1.44x (1.41–1.47) of plain decoding, 0.90x "
-                "(0.88–0.92) of plain decoding under the same settings"
+                "plain decoding is faster: the best, EAGLE3 3/4/12, is 1.44x (1.38–1.50) of plain decoding, 0.90x "
+                "(0.86–0.94) of plain decoding under the same settings"
             ),
         ),
     ],
@@ -143,7 +146,7 @@ def test_a_confirmation_that_failed_leaves_the_search_to_speak():
     """Without figures of both sides the verdict is the search's, and says that nothing confirmed it."""
     records = [plain(0, 100.0), trial(1, 150.0), plain(2, 100.0, kind="confirm"), trial(3, None, kind="confirm")]
     assert verdict(records, 1) == (
-        "EAGLE3 3/4/12 is 1.50x (1.46–1.55) of plain decoding; not confirmed by other launches"
+        "EAGLE3 3/4/12 is 1.50x (1.39–1.62) of plain decoding; not confirmed by other launches"
     )
 
 
@@ -164,19 +167,19 @@ def test_what_failed_once_in_its_confirmations_does_not_win():
     [
         (
             [plain(0, 100.0), trial(1, 138.0), trial(2, 138.0)],
-            "EAGLE3 3/4/12 is 1.38x (1.34–1.42) of plain decoding; not confirmed by other launches",
+            "EAGLE3 3/4/12 is 1.38x (1.29–1.48) of plain decoding; not confirmed by other launches",
         ),
         (
             [plain(0, 100.0, 10.0), trial(1, 105.0, 10.0), trial(2, 105.0, 10.0)],
             (
-                "no difference shown: the best, EAGLE3 3/4/12, is 1.05x (0.93–1.19) of plain decoding; "
+                "no difference shown: the best, EAGLE3 3/4/12, is 1.05x (0.92–1.21) of plain decoding; "
                 "not confirmed by other launches"
             ),
         ),
         (
             [plain(0, 100.0), trial(1, 60.0), trial(2, 60.0)],
             (
-                "plain decoding is faster: the best, EAGLE3 3/4/12, is 0.60x (0.58–0.62) of plain decoding; "
+                "plain decoding is faster: the best, EAGLE3 3/4/12, is 0.60x (0.56–0.64) of plain decoding; "
                 "not confirmed by other launches"
             ),
         ),

@@ -15,9 +15,7 @@ import numpy as np
 
 from raytune_eagle.model import Failed, Measurement, Request, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement, pooled
-from raytune_eagle.statistics import Interval, compare, launch_variance, log_variance
-
-_NORMAL_975 = 1.96
+from raytune_eagle.statistics import Array, Interval, LaunchNoise, compare, launch_noise, log_variance
 
 
 class Sides(NamedTuple):
@@ -39,21 +37,20 @@ class Sides(NamedTuple):
     confirmed: bool
 
 
-RatioOf = Callable[[Sequence[TrialRecord], Sequence[TrialRecord], int, float], Interval]
-"""Throughput of some launches over that of others of the same node, at a concurrency, given `launch_variance`."""
+RatioOf = Callable[[Sequence[TrialRecord], Sequence[TrialRecord], int, LaunchNoise], Interval]
+"""Throughput of some launches over that of others of the same node, at a concurrency, given their `LaunchNoise`."""
 
 
-def ratio(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrency: int, noise: float) -> Interval:
+def ratio(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrency: int, noise: LaunchNoise) -> Interval:
     """Throughput of `tuned` over `plain`, launches of one node: by prompt where requests are kept, else by intervals.
 
-    By prompt is sharper: a prompt that is long for both sides cancels. `noise` is the variance of the log from launch
-    to launch, which no pass within a launch shows.
+    By prompt is sharper: a prompt that is long for both sides cancels. `noise` is what launches differ by, which no
+    pass within a launch shows.
     """
     found = _by_prompt(tuned, plain, concurrency)
     if found is None:
         found = ratio_of_intervals(*(pooled(_figures(side, concurrency)) for side in (tuned, plain)))
-    launches = _NORMAL_975 * math.sqrt(noise * (1 / len(tuned) + 1 / len(plain)))
-    return _widened(found, launches)
+    return _widened(found, noise.half_width(len(tuned), len(plain)))
 
 
 def _by_prompt(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrency: int) -> Interval | None:
@@ -107,7 +104,7 @@ def _gain(
     if other is None or one.key == other.key:
         return None
     chosen = [[r for r in records if r.key == row.key and measurement(r, concurrency)] for row in (one, other)]
-    noise = _launch_variance(records, concurrency)
+    noise = _noise(records, concurrency)
     nodes = sorted({record.node for record in chosen[0]} & {record.node for record in chosen[1]})
     sides = [[[record for record in side if record.node == node] for side in chosen] for node in nodes]
     return _geometric_mean([ratio_of(tuned, plain, concurrency, noise) for tuned, plain in sides])
@@ -123,19 +120,29 @@ def _geometric_mean(found: Sequence[Interval]) -> Interval | None:
     return _interval(value, below, above)
 
 
-def _launch_variance(records: Sequence[TrialRecord], concurrency: int) -> float:
-    """From the rounds of a confirmation: the n-th launch of each point on a node makes a round."""
+def _noise(records: Sequence[TrialRecord], concurrency: int) -> LaunchNoise:
+    """From the rounds of a confirmation: the n-th launch of each point on a node. Else from baselines, node by node."""
     rounds: dict[tuple[str, int], dict[str, Measurement]] = defaultdict(dict)
     launched = Counter[tuple[str, str]]()
+    confirming = any(record.kind == "confirm" for record in records)
     for record in records:
-        if record.kind == "confirm" and (figures := measurement(record, concurrency)):
+        if record.kind == ("confirm" if confirming else "baseline") and (figures := measurement(record, concurrency)):
             rounds[record.node, launched[record.node, record.key]][record.key] = figures
             launched[record.node, record.key] += 1
-    points = max((found.keys() for found in rounds.values()), key=len, default=())
-    full = [found for found in rounds.values() if found.keys() >= set(points)]
-    table = [[found[point] for found in full] for point in points]
-    logs = np.array([[math.log(each.output_throughput) for each in row] for row in table])
-    return launch_variance(logs, np.array([[log_variance(each) for each in row] for row in table]))
+    if confirming:
+        return launch_noise([_table(list(rounds.values()))])
+    nodes = sorted({node for node, _ in rounds})
+    return launch_noise(_table([found for (node, _), found in rounds.items() if node == each]) for each in nodes)
+
+
+def _table(rounds: Sequence[dict[str, Measurement]]) -> tuple[Array, Array]:
+    """Logs of throughput and their variances, of the points of the fullest round over the rounds that have them all."""
+    points = max((found.keys() for found in rounds), key=len, default=())
+    full = [found for found in rounds if found.keys() >= set(points)]
+    shape = (len(points), len(full))
+    logs = [[math.log(found[point].output_throughput) for found in full] for point in points]
+    variances = [[log_variance(found[point]) for found in full] for point in points]
+    return np.array(logs).reshape(shape), np.array(variances).reshape(shape)
 
 
 def sides(records: Sequence[TrialRecord], concurrency: int, ratio_of: RatioOf = ratio) -> Sides | None:
