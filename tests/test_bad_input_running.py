@@ -124,7 +124,7 @@ def test_two_runs_of_one_study(tmp_path):
     argv = [sys.executable, "-m", "raytune_eagle", "run", str(path)]
     first = subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 180
         while not list(tmp_path.glob("results/study=faked/trials/*")):
             assert time.monotonic() < deadline
             time.sleep(0.1)
