@@ -14,7 +14,7 @@
 Aims: throughput_ratio within 2 % of 1, cpu_ratio at most 0.6, stub_ratio at least 0.98, on a quiet machine.
 
 The last line is one JSON object with the three, or with that of the one `--part` asked for: each takes less than five
-minutes, all together about nine. Environment: `make setup` and `pip install -e .[bench]`, no GPU. With --quick everything is
+minutes, all together about nine. Environment: `make setup` and `pip install -e .[bench]`, no GPU. With --quick all is
 run once, small, and beside the start of the real server: it shows in a minute that the parts work, and no more.
 """
 

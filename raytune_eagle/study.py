@@ -140,7 +140,7 @@ class Study:
             while True:
                 over = self._over(fleet, began)
                 self._hand_out(fleet, over=over)
-                if not self._busy and self._searched(over=over) and self._confirming() is None:
+                if not self._busy and self._searched(over=over) and not self._waits_to_confirm(fleet, began):
                     break
                 if fleet.nodes():
                     last_node = fleet.now()
@@ -194,7 +194,7 @@ class Study:
 
     def _next_confirm(self, node: Node, bench: Bench, names: set[str]) -> Task | None:
         """After the search a node measures plain decoding once more; when all trials are in, the best are confirmed."""
-        if bench.since_baseline:
+        if bench.since_baseline and not bench.failures:
             return Task(self._number(), "baseline", self.space.baseline())
         busy = [(other, task.kind) for other, task in self._busy.values()]
         line = None if any(kind == "trial" for _, kind in busy) else self._confirming()
@@ -215,6 +215,13 @@ class Study:
             return first
         late = late_lineup(records, first, self.space.key)
         return late if late is not None and late.full_rounds(records) < confirm.rounds else None
+
+    def _waits_to_confirm(self, fleet: Fleet, began: float) -> bool:
+        """Whether there is something to confirm and, once the hours are over, a node that could: it ends some time."""
+        if self._confirming() is None:
+            return False
+        able = any(fleet.now() >= self._benches[node.name].away_until for node in fleet.nodes())
+        return able or fleet.now() - began < self.spec.budget.hours * 3600
 
     def _enough(self) -> bool:
         under_way = [task for _, task in self._busy.values()] + list(self._again)

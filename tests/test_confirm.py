@@ -158,6 +158,21 @@ def test_a_machine_that_fails_under_a_confirmation():
     assert len(others) == 2
 
 
+def test_machines_that_stay_broken_do_not_keep_a_study_for_ever():
+    """When all nodes fail after the search the study waits for them until its hours are over, and ends."""
+    store = ListStore()
+
+    def respond(node, job):
+        broken = sum(r.kind == "trial" for r in store.records) == 12
+        return Answer(NodeError("GPU 3 keeps 20 GiB"), 5.0) if broken else measured(node, job)
+
+    study = run(store, ["a"], respond, make_space(confirm={}, budget={"trials": 12, "hours": 10}))
+    assert len(study.trials) == 12
+    assert [e.name for e in store.events][-1] == "study_done"
+    assert store.events[-1].at < 20 * 3600
+    assert not study.done()
+
+
 def test_a_constraint_broken_only_in_confirmation_does_not_win():
     """What keeps its limit in the search and breaks it on new prompts is no winner."""
 
