@@ -40,4 +40,5 @@ def load(results: str = "results", study: str | None = None, table: str = "trial
         raise SpecError(f"no study {study!r} under {results}; there are: {', '.join(known)}")
     chosen = "" if study is None else "where study = '{}'".format(study.replace("'", "''"))
     sql = f"select * from {table} {chosen} order by study, {_ORDER[table]}"  # noqa: S608 - the names are checked
-    return asked.run(sql).to_pandas(maps_as_pydicts="strict")
+    frame: pd.DataFrame = asked.run(sql).to_pandas(maps_as_pydicts="strict")
+    return frame
