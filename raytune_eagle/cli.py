@@ -68,6 +68,7 @@ class _Group(click.Group):
 @click.version_option(__version__, prog_name="raytune-eagle")
 def main() -> None:
     """Find the SGLang EAGLE-3 launch that serves your workload fastest, overnight, on every node at once."""
+    _end_on_signals()
 
 
 @main.command()
@@ -94,7 +95,6 @@ def main() -> None:
 @results_option
 def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
-    _end_on_signals()
     earlier, patience, detach, as_json = (changes.pop(name) for name in ("earlier", "patience", "detach", "as_json"))
     spec = _changed(specfile.load(spec_file), changes)
     if detach:
@@ -393,7 +393,7 @@ def stop(study: str) -> None:
 
 
 def _end_on_signals() -> None:
-    """The first signal ends in an orderly way; a second one at once, and the guards clear up."""
+    """The first signal ends in an orderly way; a second one at once, and the guards clear up. nohup stays nohup."""
     seen: list[int] = []
 
     def handler(number: int, _frame: FrameType | None) -> None:
@@ -403,4 +403,5 @@ def _end_on_signals() -> None:
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handler)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)

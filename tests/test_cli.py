@@ -267,6 +267,25 @@ def test_killed_run_leaves_nothing_and_goes_on(faked):
     assert len(pd.read_parquet(faked / "results" / "study=faked" / "trials")) == len(frame)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_waits_ends_on_a_signal(number):
+    """Also where it was started in a script's background, which ignores SIGINT; only what nohup ignores stays so."""
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    if number == signal.SIGHUP:
+        ignoring += "signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    words = [sys.executable, "-c", ignoring + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]
+    words += ["-m", "raytune_eagle", "dashboard", "--results", str(ROOT / "results"), "--port", "0"]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "http" in run.stdout.readline()
+    run.send_signal(number)
+    if number == signal.SIGHUP:
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.wait(timeout=2)
+        run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=20)
+    assert run.returncode == 0
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_in_order(faked, number):
