@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from raytune_eagle.nodes import local_ray
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -16,5 +18,6 @@ def pytest_collection_modifyitems(items):
         raise pytest.UsageError(f"tests without a docstring: {', '.join(silent)}")
 
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray reads these once, when it is imported, whichever test that may be in.
+os.environ.update(local_ray.ENVIRONMENT)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
