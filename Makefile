@@ -36,7 +36,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Without Ray, SGLang, Chromium and tests marked slow: about a minute.
+# Without Ray, SGLang, Chromium and tests marked slow.
 test-fast: setup
 	$(BIN)/python -m pytest -m "not lab and not ray and not sglang and not browser and not slow" --numprocesses 2 --dist loadfile
 
@@ -51,7 +51,7 @@ test: lint browser
 	$(BIN)/python -m pytest -m "not lab and not ray and not sglang and not browser" --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest -m "ray or sglang or browser"
 
-# Three hosts made of namespaces, the real `ray up` on them, and the faults of docs/reliability.md: some 20 minutes.
+# Three hosts made of namespaces, the real `ray up` on them, and the faults of docs/reliability.md.
 # Needs root, and Debian for the packages that it installs. Not part of `make test`.
 lab: setup
 	@test "$$(id -u)" = 0 || { echo "make lab: needs root, for namespaces and a bridge of its own" >&2; exit 1; }
