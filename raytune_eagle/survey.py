@@ -168,6 +168,7 @@ def assume(spec: Spec, there: Installed | None) -> Assumptions:
         sglang=rules.version(there.sglang) if there and there.sglang else facts.sglang,
         nccl=rules.version(there.nccl) if there and there.nccl else (),
         arch=traits.arch if traits else None,
+        h20="H20" in traits.name and "H200" not in traits.name if traits else None,
         mla=True if architecture in _MLA else False if architecture in _PLAIN else None,
         amx=None if spec.node.gpus or _has_amx() else False,
         architecture=architecture,

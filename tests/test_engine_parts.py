@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from raytune_eagle.engines import gpus as gpus_module
 from raytune_eagle.engines import launch
-from raytune_eagle.engines.gpus import Gpu, Nvml, await_release, require_free, visible_indices
+from raytune_eagle.engines.gpus import Gpu, await_release, require_free, visible_indices
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine, whose
 from raytune_eagle.engines.vitals import Pulse
@@ -24,6 +25,7 @@ from raytune_eagle.errors import NodeError
 from raytune_eagle.failures import Failure
 from raytune_eagle.model import Config, Job, Speculative, Workload
 
+FAKES = Path(__file__).parent / "fakes"
 SPEC = Speculative(draft="builtin:tiny", num_steps=3, eagle_topk=4, num_draft_tokens=12)
 
 
@@ -141,58 +143,46 @@ def test_visible_devices(visible, expected):
     assert visible_indices(visible, ["GPU-aa", "GPU-bb", "GPU-cc"]) == expected
 
 
-class NvmlError(Exception):
-    """Stands for pynvml's."""
+THREE = {
+    "gpus": [
+        {"used": 3072, "total": 8192, "pids": {100 + n: 2048}, "clock": 1980 - n, "heat": 40 + n} for n in range(3)
+    ]
+}
+"""GPUs as the fake NVML tells them: each with one process of 2 GiB."""
 
 
-def nvml(monkeypatch, **changes):
-    """A pynvml of three GPUs, each with one process of 2 GiB whose pid is 100 + index."""
-    found = SimpleNamespace(
-        NVMLError=NvmlError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: 3,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetIndex=lambda handle: handle,
-        nvmlDeviceGetUUID=lambda handle: f"GPU-{'abc'[handle]}",
-        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=3 << 30, total=8 << 30),
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=100 + handle, usedGpuMemory=2 << 30)],
-        nvmlDeviceGetClockInfo=lambda handle, _: 1980 - handle,
-        nvmlDeviceGetTemperature=lambda handle, _: 40 + handle,
-        NVML_CLOCK_SM=1,
-        NVML_TEMPERATURE_GPU=0,
-    )
-    vars(found).update(changes)
-    monkeypatch.setitem(sys.modules, "pynvml", found)
+def look(tmp_path, count, said, visible=None):
+    """What `Nvml.look` gives or raises, as text, in a process that finds the fake NVML."""
+    (tmp_path / "nvml.json").write_text(json.dumps(said))
+    env = {**os.environ, "PYTHONPATH": f"{FAKES / 'nvml'}:{FAKES.parents[1]}", "NVML_FAKE": str(tmp_path / "nvml.json")}
+    env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
+    env |= {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
+    code = f"""
+from raytune_eagle.engines.gpus import Nvml
+from raytune_eagle.errors import NodeError
+try:
+    print(Nvml({count}).look())
+except NodeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
-def test_gpu_that_does_not_tell_its_clock_is_used_all_the_same(monkeypatch):
+def test_gpu_that_does_not_tell_its_clock_is_used_all_the_same(tmp_path):
     """A MIG slice refuses to say; that is no failure of the machine."""
-
-    def refuse(*_):
-        raise NvmlError
-
-    nvml(monkeypatch, nvmlDeviceGetClockInfo=refuse, nvmlDeviceGetTemperature=refuse)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert Nvml(1).look() == [Gpu(0, 3072, {100: 2048}, 8192, 0, 0)]
+    mute = {"gpus": [{"used": 3072, "total": 8192, "pids": {100: 2048}}]}
+    assert look(tmp_path, 1, mute) == str([Gpu(0, 3072, {100: 2048}, 8192, 0, 0)])
 
 
-def test_nvml_looks_at_our_gpus_only(monkeypatch):
+def test_nvml_looks_at_our_gpus_only(tmp_path):
     """CUDA_VISIBLE_DEVICES chooses, memory is in MiB, and too few GPUs or a broken driver are the machine's fault."""
-    nvml(monkeypatch)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,0")
-    assert Nvml(2).look() == [Gpu(2, 3072, {102: 2048}, 8192, 1978, 42), Gpu(0, 3072, {100: 2048}, 8192, 1980, 40)]
-    with pytest.raises(NodeError, match="3 GPUs asked for, 2 visible"):
-        Nvml(3).look()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert [gpu.index for gpu in Nvml(3).look()] == [0, 1, 2]
-
-    def broken():
-        raise NvmlError("driver gone")
-
-    nvml(monkeypatch, nvmlDeviceGetCount=broken)
-    with pytest.raises(NodeError, match="NVML: driver gone"):
-        Nvml(1).look()
+    chosen = "GPU-00000002,0"
+    two = [Gpu(2, 3072, {102: 2048}, 8192, 1978, 42), Gpu(0, 3072, {100: 2048}, 8192, 1980, 40)]
+    assert look(tmp_path, 2, THREE, chosen) == str(two)
+    assert "3 GPUs asked for, 2 visible" in look(tmp_path, 3, THREE, chosen)
+    assert look(tmp_path, 3, THREE).count("Gpu(") == 3
+    assert "NVML: driver gone" in look(tmp_path, 1, THREE | {"broken": "driver gone"})
 
 
 def test_log_that_ends_in_half_a_line_has_grown_once(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from made import WORKLOAD, completed
 from rigs import FAKE
@@ -444,3 +446,45 @@ def test_every_gate_is_in_the_table():
     given = set(re.findall(r'\b(?:passed|warned|failed|unknown)\(\s*"([a-z_]+)"', code))
     listed = set(re.findall(r"^([a-z_]+) +(?:fails|warns) ", gates.__doc__, re.MULTILINE))
     assert given == listed
+
+
+REAL = sorted((Path(__file__).parent.parent / "results").glob("study=random7b-h200x*"))
+TUNING = Path(__file__).parent / "assets" / "nccl" / "0516_h200x4_tuning.log"
+"""From a launch on four H200s, November 2026, with NCCL_DEBUG_SUBSYS=ENV,TUNING and no setting but the defaults."""
+
+
+@pytest.mark.parametrize("study", REAL, ids=lambda study: study.name)
+def test_real_servers_took_their_nccl_settings(study):
+    """What real servers on H200s said of NCCL's settings passes as asked, and not if another one had been asked for."""
+    frame = pd.read_parquet(study / "trials").drop_duplicates("number")
+    tuned = 0
+    for row in frame.itertuples():
+        config = Config.model_validate_json(row.config_json)
+        log = gzip.decompress((study / "logs" / f"{row.number:05d}-{row.uid}.log.gz").read_bytes()).decode()
+        env = {name: value for name, value in config.env.items() if name.startswith("NCCL_") and "DEBUG" not in name}
+        if not env:
+            continue
+        tuned += 1
+        found = gates.before(seen(info={"tp_size": 2, "disable_custom_all_reduce": True}, log=log, env=env))
+        assert verdicts(found) | {"nccl_path": "passed", "nccl_knobs": "passed"} == verdicts(found), row.number
+        other = gates.before(seen(info={"tp_size": 2}, log=log, env=env | {"NCCL_BUFFSIZE": "1048576"}))
+        assert "NCCL_BUFFSIZE=1048576 was not read" in detail(other, "nccl_knobs")
+    assert tuned >= 5
+
+
+@pytest.mark.parametrize(
+    ("env", "verdict"),
+    [
+        ({"NCCL_PROTO": "LL"}, "passed"),
+        ({"NCCL_PROTO": "Simple"}, "warning"),
+        ({"NCCL_ALGO": "ring,tree;allreduce:tree"}, "warning"),
+    ],
+)
+def test_real_choices_of_nccl_are_held_against_what_was_asked(env, verdict):
+    """The same real lines, Ring with LL for every all-reduce: right for who asked for LL, wrong for the others."""
+    log = (
+        READY + TUNING.read_text() + "".join(INFO_LINE.format(f"{n} set by environment to {v}") for n, v in env.items())
+    )
+    found = gates.before(seen(info={"tp_size": 4, "disable_custom_all_reduce": True}, log=log, env=env))
+    assert verdicts(found)["nccl_knobs"] == verdict
+    assert ("all-reduces run with" in detail(found, "nccl_knobs")) is (verdict == "warning")

@@ -203,8 +203,23 @@ FUSING = {"sglang": (0, 5, 20), "arch": 90, "architecture": "KimiK25ForCondition
             "write enforce-disable-flashinfer-allreduce-fusion: true and disable-custom-all-reduce: true to search it",
         ),
         (SMALL.replace("tp-size: 8", "tp-size: 1"), {}, "search it where tp-size is 2 or more"),
+        (
+            SMALL.replace("tp-size: 8", "tp-size: 8, enable-torch-symm-mem: true"),
+            {"arch": 90},
+            "symmetric memory takes messages of less than 64 MiB, so they do not reach NCCL: write enable-torch-symm-mem",
+        ),
+        (
+            SMALL.replace("tp-size: 8", "tp-size: 8, enable-mscclpp: true"),
+            {},
+            "write enable-mscclpp: false to search it",
+        ),
+        (
+            SMALL.replace("tp-size: 8", "tp-size: 4, enable-mscclpp: true"),
+            {"sglang": (0, 5, 23)},
+            "MSCCL++ takes messages up to 1 MiB",
+        ),
     ],
-    ids=["custom", "fusion", "both", "tp1"],
+    ids=["custom", "fusion", "both", "tp1", "symmetric_memory", "mscclpp", "mscclpp_of_4"],
 )
 def test_nccl_is_not_searched_where_it_cannot_act(text, facts, advice):
     """With custom all-reduce, fusion or one GPU no NCCL setting is made; its column stays, and a line says why."""
@@ -227,9 +242,15 @@ def test_nccl_is_not_searched_where_it_cannot_act(text, facts, advice):
          FUSING),
         (SMALL, {**FUSING, "arch": 120}),
         (SMALL, {**FUSING, "sglang": (0, 5, 8)}),
+        (SMALL, {**FUSING, "sglang": (0, 5, 12), "h20": True}),
+        (SMALL.replace("tp-size: 8", "tp-size: 8, enable-torch-symm-mem: true"), {"arch": 120}),
+        (SMALL.replace("tp-size: 8", "tp-size: 8, enable-torch-symm-mem: true, dtype: float16"), {"arch": 90}),
+        (SMALL.replace("tp-size: 8", "tp-size: 4, enable-mscclpp: true"), {"sglang": (0, 5, 20)}),
         (CUSTOM.replace("args: {tp-size: 8}", "args: {tp-size: 8, nnodes: 2}"), {"custom_all_reduce": True}),
     ],
-    ids=["no_nvlink", "unknown_links", "fusion_off", "other_gpu", "before_fusion", "two_machines"],
+    ids=["no_nvlink", "unknown_links", "fusion_off", "other_gpu", "before_fusion", "h20",
+         "symmetric_memory_elsewhere", "symmetric_memory_float16",
+         "mscclpp_of_4", "two_machines"],
 )  # fmt: skip
 def test_nccl_is_searched_where_it_acts(text, facts):
     """Without NVLink, with fusion off or unknown here, NCCL settings are searched."""

@@ -35,10 +35,12 @@ class Traits:
     """What kind of GPUs a node has.
 
     Attributes:
+        name: as NVML gives it, "NVIDIA H200".
         arch: compute capability, 90 for Hopper.
         nvlink: whether each two are joined by NVLink, as SGLang asks it (``is_full_nvlink``); None for a single one.
     """
 
+    name: str
     arch: int
     nvlink: bool | None
 
@@ -78,7 +80,8 @@ class Nvml:
             handles = self._handles(nvml)
             major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handles[0])
             pairs = list(itertools.combinations(handles, 2))
-            return Traits(10 * major + minor, all(_linked(nvml, *pair) for pair in pairs) if pairs else None)
+            nvlink = all(_linked(nvml, *pair) for pair in pairs) if pairs else None
+            return Traits(_text(nvml.nvmlDeviceGetName(handles[0])), 10 * major + minor, nvlink)
 
     @staticmethod
     def _state(nvml: Any, handle: Any) -> Gpu:

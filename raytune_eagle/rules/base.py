@@ -52,6 +52,7 @@ class Assumptions:
         gpus: of one node; 0 is the CPU layer.
         mla: whether the target has multi-head latent attention (DeepSeek, Kimi).
         arch: compute capability of the GPUs, 90 for Hopper, 100 for Blackwell.
+        h20: whether the GPUs are H20s.
         amx: whether a CPU has it.
         architecture: of the target, as its config.json names it.
         custom_all_reduce: whether SGLang's own all-reduce, where it is on, can take the messages of a verify step
@@ -64,6 +65,7 @@ class Assumptions:
     gpus: int = 8
     mla: bool | None = None
     arch: int | None = None
+    h20: bool | None = None
     amx: bool | None = None
     architecture: str | None = None
     custom_all_reduce: bool | None = None

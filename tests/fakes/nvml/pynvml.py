@@ -1,8 +1,9 @@
 """In place of nvidia-ml-py, for a program that is started with this folder on its PYTHONPATH: GPUs as a file says.
 
 NVML_FAKE names a JSON file, ``{"arch": [9, 0], "nvlink": true, "gpus": [GPU, …]}``, with
-``{"used": MIB, "total": MIB, "pids": {PID: MIB}}`` for each GPU.
-Without it there is no driver, as on a machine without GPUs.
+``{"used": MIB, "total": MIB, "pids": {PID: MIB}, "clock": MHZ, "heat": CELSIUS}`` for each GPU; ``"name"`` is theirs,
+and ``"broken"`` what the driver says when it is asked how many there are. A GPU without clock or heat refuses to tell it.
+Without the file there is no driver, as on a machine without GPUs.
 """
 
 import json
@@ -14,6 +15,8 @@ MIB = 1 << 20
 NVML_P2P_CAPS_INDEX_NVLINK = 2
 NVML_P2P_STATUS_OK = 0
 NVML_P2P_STATUS_NOT_SUPPORTED = 5
+NVML_CLOCK_SM = 1
+NVML_TEMPERATURE_GPU = 0
 
 
 class NVMLError(Exception):
@@ -39,6 +42,8 @@ def nvmlSystemGetDriverVersion():
 
 
 def nvmlDeviceGetCount():
+    if broken := _said().get("broken"):
+        raise NVMLError(broken)
     return len(_said()["gpus"])
 
 
@@ -55,7 +60,7 @@ def nvmlDeviceGetUUID(handle):
 
 
 def nvmlDeviceGetName(handle):
-    return "NVIDIA Fake"
+    return _said().get("name", "NVIDIA Fake")
 
 
 def nvmlDeviceGetCudaComputeCapability(handle):
@@ -75,3 +80,18 @@ def nvmlDeviceGetMemoryInfo(handle):
 def nvmlDeviceGetComputeRunningProcesses(handle):
     pids = _said()["gpus"][handle].get("pids", {})
     return [SimpleNamespace(pid=int(pid), usedGpuMemory=used * MIB) for pid, used in pids.items()]
+
+
+def nvmlDeviceGetClockInfo(handle, what):
+    return _told(handle, "clock")
+
+
+def nvmlDeviceGetTemperature(handle, what):
+    return _told(handle, "heat")
+
+
+def _told(handle, word):
+    gpu = _said()["gpus"][handle]
+    if word not in gpu:
+        raise NVMLError("Not Supported")
+    return gpu[word]
