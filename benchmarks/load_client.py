@@ -7,15 +7,16 @@
    start and tail of fewer streams included; so its figure is divided by the mean concurrency that it reports, and
    multiplied by 8.
 2. `cpu_ratio`: CPU seconds of the client per 1,000 streamed tokens at concurrency 8, ours over theirs; a run of 2 N
-   tokens minus one of N, so that imports and start are left out. Both stream from a stub in SGLang's shape: the real
-   server on a CPU streams too slowly for a client's cost to stand out from the noise of its imports.
+   tokens minus one of N, so that the start is left out; imports, several seconds that vary, are not counted at all.
+   Both stream from a stub in SGLang's shape: the real server on a CPU streams too slowly for a cost to stand out.
 3. `stub_ratio`: tokens that we counted over tokens that a local server sent, 5,000 chunks a second on 256 connections.
 
 Aims: throughput_ratio within 2 % of 1, cpu_ratio at most 0.6, stub_ratio at least 0.98, on a quiet machine.
 
 The last line is one JSON object with the three, or with that of the one `--part` asked for: each takes less than five
 minutes, all together about nine. Environment: `make setup` and `pip install -e .[bench]`, no GPU. With --quick all is
-run once, small, and beside the start of the real server: it shows in a minute that the parts work, and no more.
+run once, small, beside the start of the real server, and CPU is that of a single run, its start included: it shows in a
+minute that the parts work, and no more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import asyncio
 import json
 import multiprocessing
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -134,7 +134,7 @@ class Run(NamedTuple):
 
     Attributes:
         full: tokens per second with all streams busy; theirs: its figure over its mean concurrency, times ours.
-        cpu: CPU seconds; `tokens`: streamed to it, in so many `seconds`.
+        cpu: CPU seconds after the imports; `tokens`: streamed to it, in so many `seconds`.
     """
 
     full: float
@@ -143,26 +143,23 @@ class Run(NamedTuple):
     seconds: float
 
 
-def in_child(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
-    """What a command printed, and the CPU seconds that it took."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def last_line(command: list[str], environment: dict[str, str]) -> str:
+    """What a command printed at the end."""
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.stdout.splitlines()[-1]
 
 
 def ours(url: str, count: int, tokens: int) -> Run:
     """One run of our client over `count` prompts."""
-    printed, cpu = in_child([sys.executable, __file__, "--child", url, str(count), str(tokens)], {})
-    throughput, streamed, seconds = json.loads(printed.splitlines()[-1])
-    return Run(throughput, cpu, streamed, seconds)
+    return Run(*json.loads(last_line([sys.executable, __file__, "--child", url, str(count), str(tokens)], {})))
 
 
 def child(url: str, count: int, tokens: int) -> None:
     """One run of our client; prints what `ours` wants to know."""
+    begun = time.process_time()
     result = measure(Known(url), workload(count, tokens), silent)
-    streamed = sum(row.completion_tokens for row in result.requests)
-    print(json.dumps([result.measurements[0].output_throughput, streamed, result.warmup_s + result.bench_s]))
+    cpu, streamed = time.process_time() - begun, sum(row.completion_tokens for row in result.requests)
+    print(json.dumps([result.measurements[0].output_throughput, cpu, streamed, result.warmup_s + result.bench_s]))
 
 
 def silent(_name: str, _detail: str) -> None:
@@ -170,10 +167,14 @@ def silent(_name: str, _detail: str) -> None:
 
 
 THEIRS = """
-import runpy
+import runpy, time
 from raytune_eagle.engines.cpu import shim
 shim.install()
+import sglang.bench_serving
+begun = time.process_time()
 runpy.run_module("sglang.bench_serving", run_name="__main__", alter_sys=True)
+print()
+print(time.process_time() - begun)
 """
 
 
@@ -188,7 +189,7 @@ def theirs(url: str, count: int, tokens: int) -> Run:
             --num-prompts {count} --max-concurrency {CONCURRENCY} --temperature 0 --dataset-name custom
             --dataset-path {data} --sharegpt-output-len {tokens} --disable-tqdm --output-file {out}"""
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-        _, cpu = in_child([sys.executable, "-c", THEIRS, *flags.split()], offline)
+        cpu = float(last_line([sys.executable, "-W", "ignore", "-c", THEIRS, *flags.split()], offline))
         figures = json.loads(out.read_text().splitlines()[-1])
     full = figures["output_throughput"] / figures["concurrency"] * CONCURRENCY
     return Run(full, cpu, figures["total_output_tokens"], figures["duration"])
@@ -210,13 +211,14 @@ def in_turn(runs: int) -> list[str]:
     return [name for n in range(runs) for name in (("ours", "theirs") if n % 2 == 0 else ("theirs", "ours"))]
 
 
-def cpu_ratio(runs: int, count: int, tokens: int) -> dict[str, float]:
-    """Both clients in turn on a stub that streams 5,000 chunks a second."""
+def cpu_ratio(runs: int, count: int, tokens: int, *, difference: bool = True) -> dict[str, float]:
+    """Both clients in turn on a stub of 5,000 chunks a second: what `count` streams more cost, or all of them."""
     costs: dict[str, list[float]] = {"ours": [], "theirs": []}
     for name in in_turn(runs):
         with stub_server(tokens, CONCURRENCY / CHUNKS_PER_S) as (url, _):
             run = ours if name == "ours" else theirs
-            short, long = (run(url, n, tokens) for n in (count, 2 * count))
+            short = run(url, count, tokens) if difference else Run(0.0, 0.0, 0, 0.0)
+            long = run(url, 2 * count, tokens)
         costs[name].append((long.cpu - short.cpu) / (long.tokens - short.tokens) * 1000)
         print(f"{name}: {costs[name][-1]:.4f} CPU s per 1,000 tokens", flush=True)
     middle = {name: statistics.median(values) for name, values in costs.items()}
@@ -302,7 +304,7 @@ def stub_ratio(seconds: float) -> dict[str, float]:
 def quick() -> dict[str, float]:
     """Each part once, small, while the real server starts."""
     with real_server() as ready:
-        figures = stub_ratio(2) | cpu_ratio(1, 40, 96)
+        figures = stub_ratio(2) | cpu_ratio(1, 100, 96, difference=False)
         return figures | throughput_ratio(ready(), 1, 16, 24)
 
 
@@ -312,7 +314,7 @@ def whole(part: str | None) -> dict[str, float]:
     if part in {None, "stub"}:
         figures |= stub_ratio(24)
     if part in {None, "cpu"}:
-        figures |= cpu_ratio(5, 200, 96)
+        figures |= cpu_ratio(5, 300, 96)
     if part in {None, "throughput"}:
         with real_server() as ready:
             figures |= throughput_ratio(ready(), 5, 64, 48)

@@ -2,8 +2,8 @@
 
 Node A launches and measures one configuration again and again, in turn alone and beside node B, which launches,
 measures and stops the same configuration all the while, as in a study with two local nodes. Each has its own half of
-the cores and they take turns (`raytune_eagle.nodes.turns`). Printed: tokens per second of each launch of A, and the
-ratio of the medians, beside over alone. Last line: one JSON object.
+the cores; where that is few they take turns (`raytune_eagle.nodes.turns`). Printed: tokens per second of each launch of
+A, and the ratio of the medians, beside over alone. Last line: one JSON object.
 
     python benchmarks/neighbours.py [--rounds 3] [--quick]
 """
@@ -25,7 +25,7 @@ from raytune_eagle.cluster import make_engine
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.model import Completed, Job, Workload
 from raytune_eagle.nodes.local import LocalNode
-from raytune_eagle.nodes.turns import FileTurns
+from raytune_eagle.nodes.turns import turns_on
 from raytune_eagle.space import Space
 from raytune_eagle.workload import load_prompts
 
@@ -38,7 +38,7 @@ def nodes(folder: str) -> list[LocalNode]:
     half = len(cores) // 2
     settings = [Settings(work_dir=Path(folder), cores=tuple(part)) for part in (cores[:half], cores[half : 2 * half])]
     make = partial(make_engine, dict(zip("ab", settings, strict=True)), settings[0])
-    return [LocalNode(name, make(name), lambda _: None, FileTurns(folder)) for name in "ab"]
+    return [LocalNode(name, make(name), lambda _: None, turns_on(folder, half)) for name in "ab"]
 
 
 def throughput(node: LocalNode, job: Job) -> float:

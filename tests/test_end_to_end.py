@@ -39,5 +39,5 @@ def test_study_on_the_real_engine(tmp_path):
     assert "not confirmed" not in done.stdout
     requests = pd.read_parquet(study / "requests")
     eagle = requests[(requests.trial == trials.number.iloc[0]) & (requests["repeat"] >= 0)]
-    assert (eagle.completion_tokens == 24).all()
+    assert (eagle.completion_tokens == 16).all()
     assert eagle.verify_rounds.sum() * trials.accept_len.iloc[0] == pytest.approx(eagle.completion_tokens.sum())

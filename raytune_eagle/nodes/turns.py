@@ -7,6 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+_OWN_CORES = 4
+"""A CPU server, its client and their helpers keep about two cores busy; nodes with twice that need not wait for others:
+`benchmarks/neighbours.py` shows what a neighbour does to a figure."""
+
 
 class FreeForAll:
     """For a node that has its machine to itself."""
@@ -51,6 +55,11 @@ class FileTurns:
                 yield
             finally:
                 os.close(floor)
+
+
+def turns_on(folder: str, cores: int) -> FileTurns | FreeForAll:
+    """For CPU nodes that share a machine and have `cores` of their own each; `folder` as for `FileTurns`."""
+    return FreeForAll() if cores >= _OWN_CORES else FileTurns(folder)
 
 
 @contextmanager

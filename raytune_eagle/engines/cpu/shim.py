@@ -5,7 +5,7 @@ SGLang has a CPU engine (``SGLANG_USE_CPU_ENGINE=1 --device cpu``) and, since 0.
 import a CPU build of ``sgl_kernel``, which is on no index, and ``triton``. This module supplies
 
 * ``triton`` and ``torchvision``: inert packages, where absent (kernels can be defined, never launched);
-* ``sgl_kernel``: the handful of CPU operations that the engine calls, in plain torch;
+* ``sgl_kernel``: the handful of CPU operations that the engine calls, in plain torch (also in place of a CUDA build);
 * hooks, so that the (torch-backed) ``intel_amx`` attention backend, the only CPU one with tree verify, serves without AMX.
 
 It relies on private names of SGLang: the launcher refuses other versions, and tests/test_cpu_layer.py compares
@@ -502,10 +502,8 @@ def _hook_transformers(module):
 def install() -> None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    absent = [n for n in ("triton", "torchvision", "sgl_kernel") if not importlib.util.find_spec(n)]
-    sys.meta_path.append(_InertFinder(*(n for n in absent if n != "sgl_kernel")))
-    if "sgl_kernel" in absent:
-        sys.meta_path.append(_KernelFinder())
+    sys.meta_path.append(_InertFinder(*(n for n in ("triton", "torchvision") if not importlib.util.find_spec(n))))
+    sys.meta_path.insert(0, _KernelFinder())  # first: a build for CUDA, where there is one, cannot be imported here
     sys.meta_path.insert(
         0,
         _AfterImport(
