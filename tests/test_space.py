@@ -206,7 +206,7 @@ FUSING = {"sglang": (0, 5, 20), "arch": 90, "architecture": "KimiK25ForCondition
         (
             SMALL.replace("tp-size: 8", "tp-size: 8, enable-torch-symm-mem: true"),
             {"arch": 90},
-            "symmetric memory takes messages of less than 64 MiB, so they do not reach NCCL: write enable-torch-symm-mem",
+            "symmetric memory takes messages of less than 64 MiB, so they do not reach NCCL: write enable-torch",
         ),
         (
             SMALL.replace("tp-size: 8", "tp-size: 8, enable-mscclpp: true"),

@@ -2,7 +2,7 @@
 
 NVML_FAKE names a JSON file, ``{"arch": [9, 0], "nvlink": true, "gpus": [GPU, …]}``, with
 ``{"used": MIB, "total": MIB, "pids": {PID: MIB}, "clock": MHZ, "heat": CELSIUS}`` for each GPU; ``"name"`` is theirs,
-and ``"broken"`` what the driver says when it is asked how many there are. A GPU without clock or heat refuses to tell it.
+and ``"broken"`` what the driver says when it is asked how many there are. A GPU without clock or heat refuses to tell.
 Without the file there is no driver, as on a machine without GPUs.
 """
 
