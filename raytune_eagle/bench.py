@@ -15,10 +15,10 @@ from typing import Any
 from raytune_eagle import gates
 from raytune_eagle.engines.proof import facts
 from raytune_eagle.errors import SpecError
+from raytune_eagle.figures import CategorySummary, by_category
 from raytune_eagle.measure import MeasureResult, measure
 from raytune_eagle.model import Config, Gate, Measurement, ServerFacts, Speculative, Value, Vitals, Workload
 from raytune_eagle.ports import Progress
-from raytune_eagle.statistics import CategorySummary, by_category
 
 _ASK_S = 10.0
 _INFO = ("/server_info", "/get_server_info")

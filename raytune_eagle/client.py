@@ -19,8 +19,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from raytune_eagle.figures import token_gaps, weighted_percentile
 from raytune_eagle.model import Prompt, Request, Workload
-from raytune_eagle.statistics import token_gaps, weighted_percentile
 from raytune_eagle.wire import SHOWN, Chat, Generate, StreamError, Wire
 
 _DONE = b"[DONE]"

@@ -9,16 +9,10 @@ from numpy.typing import NDArray
 
 from raytune_eagle.client import Client, Stream
 from raytune_eagle.errors import BenchError
+from raytune_eagle.figures import accept_len, best_second, token_gaps, weighted_percentile
 from raytune_eagle.model import Measurement, Prompt, Request, Sample, Vitals, Workload
 from raytune_eagle.ports import Progress
-from raytune_eagle.statistics import (
-    Interval,
-    accept_len,
-    best_second,
-    throughput,
-    token_gaps,
-    weighted_percentile,
-)
+from raytune_eagle.statistics import Interval, throughput
 
 Early = Callable[[Sequence[Request]], None]
 """Is shown the rows of a warm-up; raises a `TrialError` where the bench is not worth its time."""

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from raytune_eagle.errors import SpecError
+from raytune_eagle.figures import accept_len, counted
 from raytune_eagle.model import Completed, Measurement, Request, TrialRecord
 from raytune_eagle.outcomes import violations
 from raytune_eagle.spec import Objective
-from raytune_eagle.statistics import accept_len, counted, throughput
+from raytune_eagle.statistics import throughput
 
 
 def parse_mix(text: str) -> dict[str, float]:

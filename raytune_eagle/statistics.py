@@ -5,7 +5,7 @@ Throughput is `concurrency` × tokens / stream seconds over the requests in ques
 server that is kept that busy (Little's law). Unlike tokens by wall clock it has no ramp and no tail in it, and it can
 be told of any part of the requests: a pass, a category, a resample.
 
-Rows that failed, and rows with a negative `repeat` (the warm-up and the fillers), count nowhere.
+Only counted rows matter (see `raytune_eagle.figures.counted`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from raytune_eagle.figures import Array, counted
 from raytune_eagle.model import Measurement, Request, Value
-
-Array = NDArray[np.float64]
 
 DRAWS = 1000
 """Resamples per bootstrap: the standard error of their spread is 2 % of it, far less than the spread of the passes."""
@@ -120,22 +118,6 @@ class Ratio(Value):
         return self.low > 1 or self.high < 1
 
 
-class CategorySummary(Value):
-    """Figures of one category at one concurrency.
-
-    Attributes:
-        output_throughput: tokens per second if every stream served this category at the speed seen here.
-        accept_len: completion tokens / verify rounds; None without speculation.
-    """
-
-    category: str
-    concurrency: int
-    requests: int
-    completion_tokens: int
-    output_throughput: float
-    accept_len: float | None
-
-
 class Table(NamedTuple):
     """Requests as two arrays of shape (passes, prompts); a cell whose request failed or is missing holds 0 in both."""
 
@@ -153,11 +135,6 @@ class Table(NamedTuple):
         places = {prompt: place for place, prompt in enumerate(self.prompts)}
         chosen = [places[prompt] for prompt in prompts]
         return Table(self.tokens[:, chosen], self.seconds[:, chosen], tuple(prompts))
-
-
-def counted(requests: Iterable[Request]) -> list[Request]:
-    """The rows that figures are made of: answered, and of a pass (not the warm-up, not a filler)."""
-    return [row for row in requests if row.repeat >= 0 and row.error is None]
 
 
 def tabulate(requests: Iterable[Request]) -> Table:
@@ -283,59 +260,3 @@ def _margin(left: Table, right: Table, rng: np.random.Generator) -> float:
         return least
     freedom = total**2 / sum(variance**2 / degrees for variance, degrees in parts)
     return max(float(_CAUTION * t_975(freedom) * total**0.5), least)
-
-
-def by_category(requests: Iterable[Request]) -> tuple[CategorySummary, ...]:
-    """Figures per concurrency and category, in that order."""
-    groups: dict[tuple[int, str], list[Request]] = {}
-    for row in counted(requests):
-        groups.setdefault((row.concurrency, row.category), []).append(row)
-    return tuple(_summary(groups[key]) for key in sorted(groups))
-
-
-def _summary(rows: Sequence[Request]) -> CategorySummary:
-    tokens = sum(row.completion_tokens for row in rows)
-    seconds = sum(row.latency_s for row in rows)
-    return CategorySummary(
-        category=rows[0].category,
-        concurrency=rows[0].concurrency,
-        requests=len(rows),
-        completion_tokens=tokens,
-        output_throughput=rows[0].concurrency * tokens / seconds if seconds else 0.0,
-        accept_len=accept_len(rows),
-    )
-
-
-def accept_len(rows: Iterable[Request]) -> float | None:
-    """Completion tokens / verify rounds over the rows that tell their rounds; None where none does."""
-    told = [(row.completion_tokens, row.verify_rounds) for row in rows if row.verify_rounds]
-    return sum(tokens for tokens, _ in told) / sum(rounds for _, rounds in told) if told else None
-
-
-def token_gaps(times: Sequence[float], counts: Sequence[int]) -> tuple[Array, Array]:
-    """Time per token of each chunk after the first of one stream (unit of `times`), and how many tokens it brought.
-
-    A chunk that brings 4 tokens after 40 ms is 4 tokens at 10 ms each: that is how fast the text is read off.
-    """
-    tokens = np.diff(np.asarray(counts, dtype=float))
-    return np.diff(np.asarray(times, dtype=float)) / tokens, tokens
-
-
-def weighted_percentile(values: Array, weights: Array, percents: Sequence[float]) -> Array:
-    """Smallest values with at least so many percent of the weight at or below them; zeros without values."""
-    if not len(values):
-        return np.zeros(len(percents))
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
-    places = np.searchsorted(reached, np.asarray(percents) / 100 * reached[-1], side="left")
-    return np.asarray(values[order][np.minimum(places, len(values) - 1)])
-
-
-def best_second(times: Array, tokens: Array) -> float:
-    """Most tokens that came within one second; `times` in seconds in any order, `tokens` as many."""
-    if not len(times):
-        return 0.0
-    order = np.argsort(times, kind="stable")
-    moments, sums = times[order], np.concatenate([[0.0], np.cumsum(tokens[order])])
-    ends = np.searchsorted(moments, moments + 1.0, side="left")
-    return float((sums[ends] - sums[: len(moments)]).max())

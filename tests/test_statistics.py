@@ -8,18 +8,9 @@ import numpy as np
 import pytest
 from generated_measurements import Truth
 
+from raytune_eagle.figures import accept_len, best_second, by_category, token_gaps, weighted_percentile
 from raytune_eagle.model import Request
-from raytune_eagle.statistics import (
-    Ratio,
-    accept_len,
-    best_second,
-    by_category,
-    compare,
-    t_975,
-    throughput,
-    token_gaps,
-    weighted_percentile,
-)
+from raytune_eagle.statistics import Ratio, compare, t_975, throughput
 
 PAIRS = 200
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from raytune_eagle.figures import accept_len
 from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, LOW_SHARE, Seen, draft_folder, failed, passed, unknown, warned
 from raytune_eagle.gates.server import captured_batches
 from raytune_eagle.gates.steadiness import cause
 from raytune_eagle.logs import decode_lines
 from raytune_eagle.model import Gate, Request
-from raytune_eagle.statistics import accept_len
 
 _MOST_WITHOUT_GRAPH = 0.5
 _ROUNDS = 200

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raytune_eagle.figures import accept_len
 from raytune_eagle.model import (
     Completed,
     Config,
@@ -22,7 +23,7 @@ from raytune_eagle.model import (
 )
 from raytune_eagle.nodes.cost_model import CostModel, Shape
 from raytune_eagle.nodes.simulated import Answer
-from raytune_eagle.statistics import accept_len, throughput
+from raytune_eagle.statistics import throughput
 
 _NO_GRAPHS = {"disable-cuda-graph": True, "cuda-graph-backend-decode": "disabled"}
 _PROMPT_TOKENS = 4

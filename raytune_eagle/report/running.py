@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from raytune_eagle.figures import CategorySummary
 from raytune_eagle.model import Gate, Measurement
-from raytune_eagle.statistics import CategorySummary
 
 _COLOURS = {"failed": "bold red", "warning": "yellow"}
 

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raytune_eagle.figures import Array
 from raytune_eagle.model import Failed, Measurement, Request, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement, pooled
-from raytune_eagle.statistics import Array, Interval, LaunchNoise, compare, launch_noise, log_variance
+from raytune_eagle.statistics import Interval, LaunchNoise, compare, launch_noise, log_variance
 
 
 class Sides(NamedTuple):

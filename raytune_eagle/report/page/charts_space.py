@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from raytune_eagle.figures import by_category
 from raytune_eagle.model import Request, TrialRecord
 from raytune_eagle.ranking import label
 from raytune_eagle.report.facts import Facts, Standing
 from raytune_eagle.report.page.chart import RAMP, Cell, Chart, Column, axis, bars, height, lying, plain, scale
 from raytune_eagle.report.page.charts_search import TOK_S, launches
 from raytune_eagle.report.page.influence import cycle_parts, importances
-from raytune_eagle.statistics import by_category
 
 _FEW_CELLS = 60  # as many texts as can be read
 Cells = dict[tuple[int, int], float]
