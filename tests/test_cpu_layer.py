@@ -10,6 +10,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from real_server import REAL
 
 from raytune_eagle.engines import builtin
 from raytune_eagle.engines.builtin import builtin_path
@@ -17,17 +18,8 @@ from raytune_eagle.engines.cpu import server as cpu_server
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Config, Job, Speculative, Workload
+from raytune_eagle.model import Job, Speculative, Workload
 
-ARGS = {
-    "device": "cpu",
-    "dtype": "float32",
-    "max-total-tokens": 16384,
-    "max-running-requests": 8,
-    "mem-fraction-static": 0.5,
-    "skip-server-warmup": True,
-    "sleep-on-idle": True,
-}
 PROMPTS = [
     "def main(",
     "import os\nimport sys\n\n",
@@ -47,8 +39,7 @@ def texts(tmp_path, spec):
     speculative = spec and Speculative(
         draft="builtin:tiny", num_steps=spec[0], eagle_topk=spec[1], num_draft_tokens=spec[2]
     )
-    launcher = ("python3", "-m", "raytune_eagle.engines.cpu")
-    config = Config(model="builtin:tiny", launcher=launcher, args=ARGS, speculative=speculative)
+    config = REAL.model_copy(update={"speculative": speculative})
     job = Job(study="cpu", number=0, kind="trial", config=config, workload=Workload(prompts=()))
     seen = []
     engine = SglangEngine(Settings(work_dir=tmp_path, start_timeout_s=240))

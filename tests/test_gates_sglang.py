@@ -12,27 +12,19 @@ import struct
 from pathlib import Path
 
 import pytest
+from real_server import REAL
 
 from raytune_eagle import gates
 from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
-from raytune_eagle.model import Completed, Config, Failed, Job, Speculative, Workload
+from raytune_eagle.model import Completed, Failed, Job, Speculative, Workload
 from raytune_eagle.nodes.turns import FreeForAll
 from raytune_eagle.trial import run_trial
 from raytune_eagle.workload import load_prompts
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(200)]
 
-ARGS = {
-    "device": "cpu",
-    "dtype": "float32",
-    "max-total-tokens": 16384,
-    "max-running-requests": 8,
-    "mem-fraction-static": 0.5,
-    "skip-server-warmup": True,
-    "sleep-on-idle": True,
-}
 WORKLOAD = Workload(
     prompts=load_prompts("builtin:tiny")[:8], max_new_tokens=24, ignore_eos=True, min_passes=1, max_passes=1
 )
@@ -42,8 +34,7 @@ def trial(folder, draft="builtin:tiny", triple=(3, 1, 4), **tuned):
     """What comes of a launch on the real server; without a draft it decodes plainly."""
     names = ("num_steps", "eagle_topk", "num_draft_tokens")
     spec = Speculative(draft=str(draft), **dict(zip(names, triple, strict=True))) if draft else None
-    launcher = ("python3", "-m", "raytune_eagle.engines.cpu")
-    config = Config(model="builtin:tiny", launcher=launcher, args=ARGS, speculative=spec, tuned_args=tuned)
+    config = REAL.model_copy(update={"speculative": spec, "tuned_args": tuned})
     job = Job(study="gates", number=0, kind="trial", config=config, workload=WORKLOAD)
     engine = SglangEngine(Settings(work_dir=folder / "logs", start_timeout_s=150))
     return run_trial(engine, job, lambda *_: None, FreeForAll())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from real_server import REAL
 
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
@@ -20,18 +21,9 @@ from raytune_eagle.errors import BenchError, LaunchError, NodeError
 from raytune_eagle.model import Config, Job, Speculative, Workload
 
 FAKE = Path(__file__).parents[1] / "fakes" / "launch_server.py"
-CPU_ARGS = {
-    "device": "cpu",
-    "dtype": "float32",
-    "max-total-tokens": 16384,
-    "max-running-requests": 8,
-    "mem-fraction-static": 0.5,
-    "skip-server-warmup": True,
-    "sleep-on-idle": True,
-}
 CONFIGS = {
     "fake": Config(model="builtin:tiny", launcher=("python3", str(FAKE))),
-    "cpu": Config(model="builtin:tiny", launcher=("python3", "-m", "raytune_eagle.engines.cpu"), args=CPU_ARGS),
+    "cpu": REAL,
 }
 
 
