@@ -3,15 +3,17 @@
     python benchmarks/same_twice.py [--pairs 5] [--first 0]
 
 Each pair is two launches of one configuration (the bundled tiny pair, EAGLE-3, one stream), compared as two
-configurations are (`raytune_eagle.statistics.compare`, without what launches differ by, which a verdict adds), odd
-pairs the other way round. A pair takes about a minute; `--first 2 --pairs 2` runs the third and the fourth alone.
-Printed: the ratio of each pair with its interval. Last line: one JSON object; `different` should be 0 of 5.
+configurations are in a verdict: by prompts and passes (`raytune_eagle.statistics.compare`), with what launches are
+expected to differ by (`launch_noise`). Odd pairs are compared the other way round. A pair takes about a minute;
+`--first 2 --pairs 2` runs the third and the fourth alone. Printed: the ratio of each pair with its interval, and in
+brackets the interval by the passes alone. Last line: one JSON object; `different` should be 0 of 5.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.model import Completed, Job, Request, Workload
 from raytune_eagle.nodes.turns import FreeForAll
 from raytune_eagle.space import Space
-from raytune_eagle.statistics import compare
+from raytune_eagle.statistics import compare, launch_noise
 from raytune_eagle.trial import run_trial
 from raytune_eagle.workload import load_prompts
 
@@ -46,6 +48,11 @@ def launch(number: int, seed: int, folder: Path) -> tuple[Request, ...]:
     return outcome.requests
 
 
+def half_width(by_passes: float) -> float:
+    """Half of an interval of the log of a ratio of two launches, given its half by the passes alone."""
+    return math.hypot(by_passes, launch_noise(()).half_width(1, 1))
+
+
 def main() -> None:
     """Run the pairs and print what came of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,8 +64,12 @@ def main() -> None:
         for pair in range(args.first, args.first + args.pairs):
             rows = [launch(2 * pair + side, pair, Path(folder)) for side in range(2)]
             ratio = compare(rows[pair % 2], rows[1 - pair % 2], seed=pair)
-            different += ratio.different
-            print(f"pair {pair}: {ratio.value:.3f} ({ratio.low:.3f}-{ratio.high:.3f})", flush=True)
+            low = ratio.value / math.exp(half_width(math.log(ratio.value / ratio.low)))
+            high = ratio.value * math.exp(half_width(math.log(ratio.high / ratio.value)))
+            different += low > 1 or high < 1
+            print(
+                f"pair {pair}: {ratio.value:.3f} ({low:.3f}-{high:.3f}) [{ratio.low:.3f}-{ratio.high:.3f}]", flush=True
+            )
     print(json.dumps({"pairs": args.pairs, "different": different}))
 
 
