@@ -261,13 +261,14 @@ def _held_out(spec: Spec, workload: Workload) -> Workload:
 @main.command()
 @click.argument("spec_file", metavar="SPEC.yaml")
 @click.option("--show", type=click.IntRange(min=0), default=5, show_default=True, help="Launch commands to show.")
-def plan(spec_file: str, show: int) -> None:
+@click.option("--cluster", "where", metavar="auto|ADDRESS", help="Ask the nodes of this cluster, not this machine.")
+def plan(spec_file: str, show: int, where: str | None) -> None:
     """Show what SPEC.yaml would launch, without launching: size, rules, commands, cost."""
-    from raytune_eagle.survey import planned  # noqa: PLC0415 - as in _run
+    from raytune_eagle.survey import planned, survey  # noqa: PLC0415 - as in _run
 
     spec, mistakes = specfile.load(spec_file), Mistakes()
-    _workload(spec, mistakes)
-    space, notes = _understood(spec, planned(spec), mistakes)
+    workload = _workload(spec, mistakes)
+    space, notes = _understood(spec, survey(spec, workload, where, 1) if where else planned(spec), mistakes)
     say(notes)
     for line in shown.plan(space, show):
         click.echo(line)

@@ -52,10 +52,10 @@ def test_another_server_is_no_head(stranger):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("doctor", SPEC), ("run", SPEC), ("nodes",)])
-def test_nobody_there(words, tmp_path):
+@pytest.mark.parametrize("words", [("doctor", SPEC), ("run", SPEC), ("nodes",), ("plan", SPEC)])
+def test_nobody_there(words):
     """A port that nobody listens on: exit 1 and one line, for every command that joins a cluster."""
-    done, seconds = asked(*words, "--results", tmp_path, "--cluster", "127.0.0.1:1")
+    done, seconds = asked(*words, "--cluster", "127.0.0.1:1")
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"raytune-eagle: --cluster 127\.0\.0\.1:1: nobody answers at .*\n", done.stderr)
     assert seconds < 20

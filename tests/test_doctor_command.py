@@ -72,6 +72,7 @@ def test_cpu_spec_passes(tmp_path):
     subjects = {line[2] for line in lines}
     assert subjects >= {"engine.python", "engine.args", "engine.model", "engine.draft", "node.gpus", "ports", "clock"}
     assert done.stderr.startswith("nothing found that would make this study fail: 0 problem(s), 0 warning(s), ")
+    assert (planned.returncode, planned.stderr) == (2, refused.stderr), "plan asks the same nodes"
     assert not (tmp_path / "results").exists()
 
 
@@ -239,6 +240,8 @@ def test_every_node_of_a_cluster_is_asked(tmp_path):
         spec = write_spec(tmp_path, make_interpreter(tmp_path / "env"), drafts="/no/draft", args="tp-sise: 1")
         words = [sys.executable, "-m", "raytune_eagle", "run", str(spec), "--cluster", ready.read_text()]
         refused = subprocess.run(words, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
+        words[3] = "plan"
+        planned = subprocess.run(words, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
     finally:
         os.killpg(cluster.pid, 9)
         cluster.wait()
@@ -254,4 +257,5 @@ def test_every_node_of_a_cluster_is_asked(tmp_path):
             "raytune-eagle: engine.draft: /no/draft: no such directory",
         ],
     )
+    assert (planned.returncode, planned.stderr) == (2, refused.stderr), "plan asks the same nodes"
     assert not (tmp_path / "results").exists()
