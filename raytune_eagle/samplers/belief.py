@@ -120,6 +120,7 @@ class Belief:
         launches = [known for launch in launches if (known := _placed(launch, candidates))]
         self.done = [launch for launch in launches if launch.measured]
         self.enough = min(_EXPLORED, max(1, len(candidates) // _POINTS_PER_LAUNCH))
+        self._known = sum(launch.cycle is not None for launch in launches)
         self._ended = [launch for launch in launches if launch.measured or launch.failed]
         self._pending = [launch.params for launch in launches if launch.running]
         self._encoders, self._columns = encoders, candidates.columns
@@ -208,7 +209,7 @@ class Belief:
     @property
     def exploring(self) -> bool:
         """Whether there is little yet to improve on."""
-        return len(self.done) < self.enough
+        return not self.done or self._known < self.enough
 
     def score(self, mean: Array, variance: Array) -> Array:
         """Expected relative improvement; while exploring how little is known of what is not hopeless."""
