@@ -1,6 +1,5 @@
 """`--warm-start`: what holds of an earlier study is taken, what does not is left out, and nothing at all is refused."""
 
-import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
