@@ -2,6 +2,7 @@
 
     python benchmarks/search.py --quick                      # under a minute, a look
     python benchmarks/search.py --surfaces 30 --jobs 64      # the table of docs/search.md
+    python benchmarks/search.py --minutes 20 …               # as far as it comes in 20 minutes, important runs first
 
 Needs numpy, scipy and optuna; torch for Optuna's GP, ray[tune] for Ray's OptunaSearch (what is missing is named). Every
 run is appended to --out as one line, and a second call goes on from there. The last line is JSON.
@@ -10,182 +11,46 @@ run is appended to --out as one line, and a second call goes on from there. The 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
+import math
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")  # processes side by side: threads of their own would only get in the way
+    os.environ[_name] = "1"  # processes side by side: threads of their own would only get in the way
 
 import numpy as np
 import optuna
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from surfaces import NAMES, NCCL, SETTINGS, SHAPES, STEPS, TOKENS, TOPK, Launched, surface
+import search_replay
+from search_methods import METHODS, candidates, conditional, missing
+from surfaces import SETTINGS, SHAPES, Launched, surface
 
-from raytune_eagle.samplers.candidates import Candidates
-from raytune_eagle.samplers.one_at_a_time import OneAtATimeSampler
-from raytune_eagle.samplers.two_factor import TwoFactorSampler
-
+__all__ = ["CAP", "METHODS", "Task", "candidates", "conditional", "run"]
 CAP = 300
 WITHIN = 0.98
 FREE = 20
 """Proposals in a row of points launched before that cost nothing: they are told what is known already."""
 NODES = 16
-_SHAPE = {tuple(shape): place for place, shape in enumerate(SHAPES)}
-_SETTING = {tuple(setting.values()): place for place, setting in enumerate(SETTINGS)}
+REPLAY = "replay"
 
 
 class Task(NamedTuple):
-    """One search of one surface."""
+    """One search of one surface; of kind `REPLAY` one replay of all groups."""
 
     method: str
     kind: str
     nodes: int
     seed: int
     cap: int = CAP
-
-
-# ------------------------------------------------------------------------------------------------------------ encodings
-def conditional(trial: optuna.Trial) -> tuple[int, int]:
-    """A chain is not asked for its number of tokens."""
-    steps = trial.suggest_int("num_steps", STEPS[0], STEPS[-1])
-    topk = trial.suggest_categorical("eagle_topk", TOPK)
-    tokens = steps + 1 if topk == 1 else trial.suggest_categorical("num_draft_tokens", TOKENS)
-    return _nearest(steps, topk, tokens), _setting(trial)
-
-
-def flat(trial: optuna.Trial) -> tuple[int, int]:
-    """Everything is always asked for, tokens on a scale; what no tree holds becomes the nearest that one does."""
-    steps = trial.suggest_int("num_steps", STEPS[0], STEPS[-1])
-    topk = 2 ** trial.suggest_int("log2_topk", 0, 3)
-    tokens = trial.suggest_int("num_draft_tokens", TOKENS[0], TOKENS[-1], log=True)
-    return _nearest(steps, topk, tokens), _setting(trial)
-
-
-def _nearest(steps: int, topk: int, tokens: int) -> int:
-    """Place of the valid shape of these steps and topk whose tokens are nearest."""
-    valid = [shape for shape in SHAPES if (shape.steps, shape.topk) == (steps, topk)]
-    return _SHAPE[min(valid, key=lambda shape: abs(np.log(shape.tokens / tokens)))]
-
-
-def _setting(trial: optuna.Trial) -> int:
-    return _SETTING[tuple(trial.suggest_categorical(name, NCCL[name]) for name in NAMES)]
-
-
-# -------------------------------------------------------------------------------------------------------------- methods
-Ask = Callable[[], tuple[object, int, int]]
-Tell = Callable[[object, int, int, Launched], None]
-
-
-def _optuna(
-    sampler: optuna.samplers.BaseSampler, encoding: Callable[[optuna.Trial], tuple[int, int]]
-) -> tuple[Ask, Tell]:
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    needs_value = isinstance(sampler, optuna.samplers.GPSampler)
-
-    def ask() -> tuple[object, int, int]:
-        trial = study.ask()
-        return (trial, *encoding(trial))
-
-    def tell(trial: object, shape: int, setting: int, launched: Launched) -> None:
-        del shape, setting
-        assert isinstance(trial, optuna.Trial)
-        if launched.speed is not None:
-            figures = {"accept_len": launched.accept_len, "cycle_ms": launched.cycle_ms}
-            trial.set_user_attr("figures", [{**figures, "accept_histogram": launched.histogram}])
-            study.tell(trial, launched.speed)
-        elif needs_value:  # it learns from finished trials only: the worst value seen
-            done = [one.value for one in study.get_trials(deepcopy=False) if one.value is not None]
-            study.tell(trial, min(done, default=1.0))
-        else:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-
-    return ask, tell
-
-
-def _grid() -> tuple[Ask, Tell]:
-    """As SGLang's bench_speculative.py goes: steps, then topk, then tokens, each ascending; settings as they stand."""
-    order = sorted(range(len(SHAPES)), key=lambda place: SHAPES[place])
-    points: Iterator[tuple[int, int]] = ((shape, setting) for setting in range(len(SETTINGS)) for shape in order)
-    return lambda: (None, *next(points)), lambda *_: None
-
-
-def _ray(seed: int) -> tuple[Ask, Tell]:
-    """Ray Tune's searcher alone, without its trials, which would change nothing but the time it takes."""
-    from ray.tune.search.optuna import OptunaSearch  # noqa: PLC0415 - an optional comparator
-
-    points: dict[str, tuple[int, int]] = {}
-
-    def space(trial: optuna.Trial) -> None:
-        points["last"] = conditional(trial)
-
-    searcher = OptunaSearch(space=space, metric="speed", mode="max", seed=seed)
-    numbers = iter(range(10**6))
-
-    def ask() -> tuple[object, int, int]:
-        name = str(next(numbers))
-        searcher.suggest(name)
-        return (name, *points["last"])
-
-    def tell(name: object, shape: int, setting: int, launched: Launched) -> None:
-        del shape, setting
-        result = None if launched.speed is None else {"speed": launched.speed}
-        searcher.on_trial_complete(str(name), result=result, error=launched.speed is None)
-
-    return ask, tell
-
-
-def candidates() -> Candidates:
-    """The whole space, for the two-factor sampler."""
-    return Candidates([([shape._asdict() for shape in _named()], SETTINGS)])
-
-
-def _named() -> list[_Named]:
-    return [_Named(*shape) for shape in SHAPES]
-
-
-class _Named(NamedTuple):
-    num_steps: int
-    eagle_topk: int
-    num_draft_tokens: int
-
-
-_START = {"num_steps": 5, "eagle_topk": 4, "num_draft_tokens": 8}
-"""SGLang's own choice for Llama; NCCL begins with the first of each variable's values."""
-
-
-def _tpe(seed: int, *, group: bool) -> optuna.samplers.TPESampler:
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=group, constant_liar=True)
-
-
-METHODS: dict[str, Callable[[int], tuple[Ask, Tell]]] = {
-    "random": lambda seed: _optuna(optuna.samplers.RandomSampler(seed=seed), conditional),
-    "grid": lambda _: _grid(),
-    "one-at-a-time": lambda seed: _optuna(OneAtATimeSampler(_START, seed=seed), conditional),
-    "tpe conditional": lambda seed: _optuna(_tpe(seed, group=True), conditional),
-    "tpe flat": lambda seed: _optuna(_tpe(seed, group=False), flat),
-    "gp conditional": lambda seed: _optuna(optuna.samplers.GPSampler(seed=seed), conditional),
-    "gp flat": lambda seed: _optuna(optuna.samplers.GPSampler(seed=seed), flat),
-    "ray optunasearch": _ray,
-    "two-factor": lambda seed: _optuna(TwoFactorSampler(candidates(), seed=seed), conditional),
-}
-NEEDS = {"gp conditional": ("torch",), "gp flat": ("torch",), "ray optunasearch": ("ray", "pandas", "pyarrow")}
-
-
-def missing() -> dict[str, str]:
-    """Methods that cannot run here, and what they would need."""
-    found = {name: [need for need in needs if find_spec(need) is None] for name, needs in NEEDS.items()}
-    return {name: ", ".join(lacks) for name, lacks in found.items() if lacks}
 
 
 # ------------------------------------------------------------------------------------------------------------- searches
@@ -227,95 +92,85 @@ class Search:
                 return
 
 
-def run(task: Task) -> dict[str, object]:
-    """Search until within reach or at the cap; a search that never gets there counts as the cap."""
+def run(task: Task, until: float = math.inf, table: Path | None = None) -> dict[str, object] | None:
+    """Search until within reach or at the cap; a search that never gets there counts as the cap.
+
+    Returns:
+        What is kept of it; None when the clock (`time.time`) passed `until` before.
+    """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    began, search = time.process_time(), Search(task)
-    rounds = 0
-    reached = False
-    while not reached and rounds * task.nodes < task.cap:
-        reached = search.round(task.nodes)
-        rounds += 1
-    most = -(-task.cap // task.nodes)
-    spent = {"launches": search.launches if reached else task.cap, "rounds": rounds if reached else most}
-    return {**task._asdict(), **spent, "reached": reached, "cpu_s": round(time.process_time() - began, 2)}
-
-
-# --------------------------------------------------------------------------------------------------------------- replay
-def replay(path: Path, seeds: int) -> dict[str, list[float]]:
-    """Mean regret after 2 and 3 launches over SpecBundle's groups of five: 1 - best found / best of the group."""
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            if line["draft"] != "baseline":
-                groups.setdefault((line["model"], line["benchmark"], line["draft"]), []).append(line)
-    makers: dict[str, Callable[[int, list[dict[str, int]]], optuna.samplers.BaseSampler]] = {
-        "random": lambda seed, _: optuna.samplers.RandomSampler(seed=seed),
-        "tpe": lambda seed, _: optuna.samplers.TPESampler(seed=seed, n_startup_trials=2),
-        "two-factor": lambda seed, points: TwoFactorSampler(Candidates([(points, [{}])]), seed=seed),
-    }
-    found: dict[str, list[float]] = {}
-    for name, make in makers.items():
-        regrets = [_replay_one(make, group, seed) for group in groups.values() for seed in range(seeds)]
-        found[name] = [float(value) for value in np.mean(regrets, axis=0)]
-    return found
-
-
-def _replay_one(
-    make: Callable[..., optuna.samplers.BaseSampler], group: list[dict[str, str]], seed: int
-) -> list[float]:
-    order = np.random.default_rng(seed).permutation(len(group))
-    names = {"num_steps": "steps", "eagle_topk": "topk", "num_draft_tokens": "num_draft_tokens"}
-    points = [{ours: int(group[place][theirs]) for ours, theirs in names.items()} for place in order]
-    speeds = [float(group[place]["output_throughput"]) for place in order]
-    study = optuna.create_study(direction="maximize", sampler=make(seed, points))
-    best, launched = [], dict[int, float]()
-    while len(best) < 3:
-        trial = study.ask()
-        if isinstance(study.sampler, TwoFactorSampler):
-            point = {name: trial.suggest_categorical(name, sorted({p[name] for p in points})) for name in names}
-            place = points.index(point)
-        else:
-            place = trial.suggest_categorical("launch", list(range(len(points))))
-        if place in launched:
-            study.tell(trial, launched[place])
-            continue
-        launched[place] = speeds[place]
-        accept, streams = float(group[order[place]]["accept_length"]), int(group[order[place]]["batch_size"])
-        trial.set_user_attr("figures", [{"accept_len": accept, "cycle_ms": 1000 * streams * accept / speeds[place]}])
-        study.tell(trial, speeds[place])
-        best.append(1 - max(launched.values()) / max(speeds))
-    return best[1:]
+    began = time.process_time()
+    if time.time() > until:
+        return None
+    if task.kind == REPLAY:
+        assert table is not None
+        found: dict[str, object] = {"regrets": search_replay.regrets(table, task.method, task.seed)}
+    else:
+        search, rounds, reached = Search(task), 0, False
+        while not reached and rounds * task.nodes < task.cap:
+            if time.time() > until:
+                return None
+            reached = search.round(task.nodes)
+            rounds += 1
+        most = -(-task.cap // task.nodes)
+        spent = {"launches": search.launches if reached else task.cap, "rounds": rounds if reached else most}
+        found = {**spent, "reached": reached}
+    return {**task._asdict(), **found, "cpu_s": round(time.process_time() - began, 2)}
 
 
 # ---------------------------------------------------------------------------------------------------------------- table
-KINDS = (("plain", 1), ("plain", NODES), ("misspecified", 1), ("failing", 1))
-"""Surfaces and nodes of the table."""
+KINDS = (("plain", 1), ("misspecified", 1), ("plain", NODES), ("failing", 1), (REPLAY, 1))
+"""Surfaces and nodes of the table, the important ones first."""
+_FIRST = ("two-factor", "tpe conditional", "tpe flat")
+_GP = ("gp flat", "gp conditional")
+_REST = ("random", "one-at-a-time", "grid", "ray optunasearch")
+ROUGH = KINDS[1]
+"""Where Optuna's GP takes by far the most time, and where only TPE is compared with."""
+REPLAYED = 10
+"""Seeds of the replay."""
 
 
 def tasks(methods: list[str], surfaces: int, cap: int, settings: Sequence[tuple[str, int]] = KINDS) -> list[Task]:
-    """Every search of the table, long ones first."""
-    found = [Task(m, kind, nodes, seed, cap) for kind, nodes in settings for m in methods for seed in range(surfaces)]
-    return sorted(found, key=lambda task: (not task.method.startswith("gp"), task.seed))
+    """Every search of the table, the important ones first and within a kind by seed."""
+    order = [(setting, _FIRST if setting == ROUGH else _FIRST + _GP) for setting in settings]
+    order += [(setting, _REST) for setting in settings]
+    order += [(setting, _GP) for setting in settings if setting == ROUGH]
+    found = []
+    for (kind, nodes), group in order:
+        seeds = range(min(surfaces, REPLAYED) if kind == REPLAY else surfaces)
+        mine = [m for m in group if m in methods and (kind != REPLAY or m in search_replay.SAMPLERS)]
+        found += [
+            Task(m, kind, nodes, seed, search_replay.MOST if kind == REPLAY else cap) for seed in seeds for m in mine
+        ]
+    return found
 
 
-def results(todo: list[Task], out: Path, jobs: int) -> list[dict[str, object]]:
+def known_rows(out: Path) -> dict[Task, dict[str, object]]:
+    """Results of earlier calls."""
+    lines = out.read_text().splitlines() if out.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    return {Task(*(row[name] for name in Task._fields)): row for row in rows}
+
+
+def results(todo: list[Task], given: argparse.Namespace) -> list[dict[str, object]]:
     """All results, those of earlier calls included; each is kept as soon as it is there."""
-    known = {}
-    if out.exists():
-        for line in out.read_text().splitlines():
-            row = json.loads(line)
-            known[Task(*(row[name] for name in Task._fields))] = row
+    known = known_rows(given.out)
     fresh = [task for task in todo if task not in known]
-    print(f"{len(todo)} searches, {len(todo) - len(fresh)} known from {out}, {jobs} at a time", flush=True)
-    with ProcessPoolExecutor(jobs) as pool, out.open("a") as file:
-        for future in as_completed([pool.submit(run, task) for task in fresh]):
+    print(f"{len(todo)} searches, {len(todo) - len(fresh)} known from {given.out}, {given.jobs} at a time", flush=True)
+    until = time.time() + 60 * given.minutes
+    with ProcessPoolExecutor(given.jobs) as pool, given.out.open("a") as file:
+        for future in as_completed([pool.submit(run, task, until, given.table) for task in fresh]):
             row = future.result()
-            known[Task(*(row[name] for name in Task._fields))] = row  # type: ignore[misc]
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-    return [known[task] for task in todo]
+            if row is not None:
+                known[Task(*(row[name] for name in Task._fields))] = row  # type: ignore[misc]
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+    found = [known[task] for task in todo if task in known]
+    if len(found) < len(todo):
+        print(f"NOT RUN: {len(todo) - len(found)} of {len(todo)} searches, for which --minutes left no time; those")
+        print("that it cut short are long ones, so the figures of a method that lacks some are better than it is")
+    return found
 
 
 Rows = list[dict[str, object]]
@@ -326,18 +181,24 @@ def encodings(method: str) -> list[str]:
     return [name for name in METHODS if name == method or name in {f"{method} conditional", f"{method} flat"}]
 
 
-def ratio(rows: Rows, method: str, others: Sequence[str], kind: str, nodes: int) -> tuple[float, int]:
-    """Median rounds of a method over those of the best other, and on how many surfaces that all of them have."""
+def ratio(rows: Rows, method: str, others: Sequence[str], kind: str, nodes: int) -> tuple[float, dict[str, int]]:
+    """Median rounds of a method over those of the best other, and on how many surfaces each pair was compared.
+
+    An encoding that was run on less than half of the surfaces does not count.
+    """
     found: dict[str, dict[object, float]] = {}
     for row in rows:
         if (row["kind"], row["nodes"]) == (kind, nodes):
             found.setdefault(str(row["method"]), {})[row["seed"]] = float(str(row["rounds"]))
-    names = [name for other in others for name in encodings(other) if name in found]
-    if method not in found or not names:
-        return float("nan"), 0
-    seeds = set.intersection(*(set(found[name]) for name in [method, *names]))
-    medians = {name: np.median([found[name][seed] for seed in seeds]) for name in [method, *names]}
-    return float(medians[method] / min(medians[name] for name in names)), len(seeds)
+    mine = found.get(method, {})
+    ratios, counts = [], {}
+    for name in (name for other in others for name in encodings(other) if name in found):
+        seeds = set(mine) & set(found[name])
+        counts[name] = len(seeds)
+        if seeds and 2 * len(seeds) >= len(mine):
+            medians = [np.median([each[seed] for seed in seeds]) for each in (mine, found[name])]
+            ratios.append(float(medians[0] / medians[1]))
+    return max(ratios, default=math.nan), counts
 
 
 def table(rows: Rows) -> Iterator[str]:
@@ -355,35 +216,51 @@ def table(rows: Rows) -> Iterator[str]:
         )
 
 
-def summary(rows: Rows, regrets: dict[str, list[float]]) -> dict[str, object]:
+def replayed(rows: Rows) -> dict[str, list[float]]:
+    """Mean regrets after 1, 2 and 3 launches by method, over the seeds that were run."""
+    found: dict[str, list[object]] = {}
+    for row in rows:
+        if row["kind"] == REPLAY:
+            found.setdefault(str(row["method"]), []).append(row["regrets"])
+    return {method: [float(value) for value in np.mean(all_, axis=0)] for method, all_ in found.items()}
+
+
+def summary(rows: Rows) -> dict[str, object]:
     """The figures that the page is about."""
     asked = {
         "vs_best_optuna": ("two-factor", ("tpe", "gp"), "plain", 1),
         "vs_best_optuna_16_nodes": ("two-factor", ("tpe", "gp"), "plain", NODES),
         "misspecified_vs_tpe": ("two-factor", ("tpe",), "misspecified", 1),
     }
-    found = {name: ratio(rows, *which) for name, which in asked.items()}
+    searched = [row for row in rows if row["kind"] != REPLAY]
+    found = {name: ratio(searched, *which) for name, which in asked.items()}
+    regrets = replayed(rows).get("two-factor")
     return {
-        **{name: round(value, 3) for name, (value, _) in found.items()},
-        "replay_regret_3": round(regrets["two-factor"][1], 4) if regrets else None,
-        "surfaces": {name: count for name, (_, count) in found.items()},
+        **{name: None if math.isnan(value) else round(value, 3) for name, (value, _) in found.items()},
+        "replay_regret_3": round(regrets[2], 4) if regrets else None,
+        "surfaces": {name: counts for name, (_, counts) in found.items()},
+        "seeds_replayed": sum(row["kind"] == REPLAY and row["method"] == "two-factor" for row in rows),
     }
+
+
+def options() -> argparse.Namespace:
+    """What was asked for."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--surfaces", type=int, default=30, help="seeds 0 to N-1 of each kind")
+    found.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, of one thread each")
+    found.add_argument("--minutes", type=float, default=math.inf, help="start nothing more and stop what runs then")
+    found.add_argument("--out", type=Path, default=Path("search-benchmark.jsonl"))
+    found.add_argument("--methods", default=",".join(METHODS), help="comma-separated")
+    kinds = ",".join(f"{kind}:{nodes}" for kind, nodes in KINDS)
+    found.add_argument("--kinds", default=kinds, help="KIND:NODES, comma-separated")
+    found.add_argument("--table", type=Path, help="SpecBundle CSV for the replay")
+    found.add_argument("--quick", action="store_true", help="2 surfaces, 30 launches, no Optuna GP: a look")
+    return found.parse_args()
 
 
 def main() -> None:
     """Run what is not known yet, print the table and the figures."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--surfaces", type=int, default=30, help="seeds 0 to N-1 of each kind")
-    options.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    options.add_argument("--out", type=Path, default=Path("search-benchmark.jsonl"))
-    options.add_argument("--methods", default=",".join(METHODS), help="comma-separated")
-    kinds = ",".join(f"{kind}:{nodes}" for kind, nodes in KINDS)
-    options.add_argument("--kinds", default=kinds, help="KIND:NODES, comma-separated")
-    options.add_argument("--table", type=Path, help="SpecBundle CSV for the replay")
-    options.add_argument("--quick", action="store_true", help="2 surfaces, 30 launches, no Optuna GP: a look")
-    given = options.parse_args()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.simplefilter("ignore")
+    given = options()
     lacking = missing()
     for name, needs in lacking.items():
         print(f"NOT RUN: {name} (not installed: {needs})")
@@ -393,16 +270,16 @@ def main() -> None:
         surfaces, cap, methods = 2, 30, [name for name in methods if not name.startswith("gp")]
         given.out = Path(os.devnull)
         print("NOT RUN: gp (left out by --quick); 30 launches at most, so the figures below are no result")
-    print(f"seeds 0 to {surfaces - 1} of each kind; {len(SHAPES)} shapes x {len(SETTINGS)} settings")
-    settings = [(kind, int(nodes)) for kind, _, nodes in (word.partition(":") for word in given.kinds.split(","))]
-    rows = results(tasks(methods, surfaces, cap, settings), given.out, given.jobs)
-    print(*table(rows), sep="\n")
-    regrets = replay(given.table, 3 if given.quick else 10) if given.table else {}
-    for name, (two, three) in regrets.items():
-        print(f"SpecBundle replay {name:12} mean regret after 2 launches {two:.2%}, after 3 {three:.2%}")
     if not given.table:
         print("NOT RUN: SpecBundle replay (--table FILE.csv)")
-    print(json.dumps(summary(rows, regrets)))
+    print(f"seeds 0 to {surfaces - 1} of each kind; {len(SHAPES)} shapes x {len(SETTINGS)} settings")
+    settings = [(kind, int(nodes)) for kind, _, nodes in (word.partition(":") for word in given.kinds.split(","))]
+    settings = [(kind, nodes) for kind, nodes in settings if given.table or kind != REPLAY]
+    rows = results(tasks(methods, surfaces, cap, settings), given)
+    print(*table([row for row in rows if row["kind"] != REPLAY]), sep="\n")
+    for name, (_, two, three) in replayed(rows).items():
+        print(f"SpecBundle replay {name:12} mean regret after 2 launches {two:.2%}, after 3 {three:.2%}")
+    print(json.dumps(summary(rows)))
 
 
 if __name__ == "__main__":

@@ -115,24 +115,26 @@ def test_intervals_hold(count):
     assert 0.80 <= np.mean(covered) <= 0.97
 
 
-def test_histogram_teaches_shorter_chains():
-    """One chain of 8 steps tells the accept_len of every shorter chain to within 3 %, as no launch without it does."""
-    truth = surface(2)
+def error_of_shorter_chains(seed, *, histogram):
+    """Largest relative error of accept_len over all chains below 8 steps, after one launch of 8."""
+    truth, study, rng = surface(seed), made_study(), np.random.default_rng(0)
     chains = [place for place, shape in enumerate(SHAPES) if shape.topk == 1 and shape.steps < 8]
-    longest = next(place for place, shape in enumerate(SHAPES) if shape == (8, 1, 9))
-    errors = []
-    for kept in (True, False):
-        study, rng = made_study(), np.random.default_rng(0)
-        add(study, truth, longest, 0, rng)
-        if not kept:
-            bare, study = study.trials[0], made_study()
-            del bare.user_attrs["figures"][0]["accept_histogram"]
-            study.add_trial(bare)
-        belief = study.sampler.belief(study)
-        half = belief.halves([point(place, 0) for place in chains], [point(place, 0) for place in chains])
-        mean, _ = belief.accept.at(half[0][0], half[1][0])
-        errors.append(np.abs(np.exp(mean) / truth.accept[chains] - 1).max())
-    assert errors[0] < 0.03 < errors[1]
+    add(study, truth, next(place for place, shape in enumerate(SHAPES) if shape == (8, 1, 9)), 0, rng)
+    if not histogram:
+        bare, study = study.trials[0], made_study()
+        del bare.user_attrs["figures"][0]["accept_histogram"]
+        study.add_trial(bare)
+    belief = study.sampler.belief(study)
+    first, rest = belief.halves([point(place, 0) for place in chains], [point(place, 0) for place in chains])
+    mean, _ = belief.accept.at(first[0], rest[0])
+    return np.abs(np.exp(mean) / truth.accept[chains] - 1).max()
+
+
+def test_histogram_teaches_shorter_chains():
+    """One chain of 8 steps tells what every shorter chain accepts to within 1 %; without its histogram it does not."""
+    seeds = range(8)
+    assert max(error_of_shorter_chains(seed, histogram=True) for seed in seeds) < 0.01
+    assert np.median([error_of_shorter_chains(seed, histogram=False) for seed in seeds]) > 0.01
 
 
 def test_constraints_are_kept():

@@ -3,9 +3,7 @@
 Time per token is cycle time / accept_len. accept_len comes from the draft and the shape of its tree alone; the cycle is
 one verify step of the target, the draft's steps, and what the host adds. NCCL's settings scale what all-reduces take.
 
-The tree is SGLang's: every depth keeps the `eagle_topk` likeliest paths, each grows `eagle_topk` children, and the
-``num_draft_tokens - 1`` likeliest of all candidates are verified (``organize_draft_results``, 0.5.16-0.5.23). Those
-accepted in a round are on average the sum of these candidates' chances, whatever else a draft is like.
+The tree is SGLang's (`raytune_eagle.trees`).
 """
 
 from __future__ import annotations
@@ -18,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from raytune_eagle import trees
 
 Array = NDArray[np.float64]
 _MOST_DEPTH = 64
@@ -97,18 +97,8 @@ def _reached(draft: Draft, shape: Shape, shift: float) -> Array:
 
 
 def _tree(draft: Draft, shape: Shape, shift: float) -> Array:
-    """Sum of the chances of the verified candidates at each depth."""
-    paths, candidates, depths = np.ones(1), [], []
-    for depth in range(shape.steps):
-        children = np.outer(paths, draft.chances(depth, shape.topk, shift)).ravel()
-        candidates.append(children)
-        depths.append(np.full(len(children), depth))
-        paths = np.sort(children)[::-1][: shape.topk]
-    chances, at = np.concatenate(candidates), np.concatenate(depths)
-    if shape.tokens - 1 > len(chances):
-        raise ValueError(f"a tree of {shape.steps} steps and topk {shape.topk} holds {len(chances) + 1} tokens at most")
-    chosen = np.argsort(-chances, kind="stable")[: shape.tokens - 1]
-    return np.bincount(at[chosen], chances[chosen], minlength=shape.steps).astype(float)
+    grown = trees.candidates([draft.chances(depth, shape.topk, shift) for depth in range(shape.steps)])
+    return trees.reached(grown, shape.tokens)
 
 
 Levels = Mapping[str, Mapping[str | None, float]]

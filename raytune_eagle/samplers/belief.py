@@ -13,6 +13,7 @@ from scipy.stats import norm
 
 from raytune_eagle.samplers import observed
 from raytune_eagle.samplers.candidates import SHAPE, Candidates, Params, among
+from raytune_eagle.samplers.ensembles import accept_features, cycle_features, typical_accept, typical_cycle
 from raytune_eagle.samplers.kernels import Array, Encoder, Half
 from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.samplers.process import Data, Part, Process
@@ -23,6 +24,10 @@ _POINTS_PER_LAUNCH = 10
 """A space of fewer points than ten for each launch of exploring is explored less."""
 _HOPE = 1.0
 """Power of its expected speed that a point's uncertainty counts with while exploring."""
+_PATIENCE = 0.7
+"""What an improvement at the launch after the next is worth against one at the next."""
+_OUTCOMES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
+"""How a launch may come out, in standard deviations, and the chances of these."""
 _LATEST = 250
 """Launches that failures, costs and constraints are learned from."""
 _NOISE = 1e-4
@@ -33,32 +38,6 @@ _UNKNOWN = 0.5
 
 Pair = tuple[Half, Half]
 """Coordinates for accept_len and for all else."""
-
-
-def _accept_features(trees: Array) -> Array:
-    """Saturating in depth, slowly growing with choices and tokens per step."""
-    steps, topk, tokens = trees.T
-    deep, wide = 1 - 0.55**steps, np.log2((tokens - 1) / steps)
-    return np.stack([deep, 1 - 0.8**steps, deep * np.log2(topk) / 3, deep * np.minimum(wide, 3) / 3], axis=1)
-
-
-def _cycle_features(trees: Array) -> Array:
-    """Work that is proportional to something, as shares of a large launch."""
-    steps, topk, tokens = trees.T
-    return np.stack([steps / 10, tokens / 64, np.sqrt(tokens) / 8, steps * topk / 80, np.log2(topk) / 3], axis=1)
-
-
-def _typical_accept(trees: Array) -> Array:
-    """Log accept_len of a middling draft, to begin with: 0.6 a step, more with choices to fall back on."""
-    steps, _, tokens = trees.T
-    chance = 0.6 + 0.04 * np.minimum(np.log2((tokens - 1) / steps), 3)
-    return np.asarray(np.log((1 - chance ** (steps + 1)) / (1 - chance)))
-
-
-def _typical_cycle(trees: Array) -> Array:
-    """Log cycle time over that of the smallest launch, to begin with."""
-    steps, _, tokens = trees.T
-    return np.asarray(np.log1p(0.05 * steps + 0.012 * tokens))
 
 
 class Encoders(NamedTuple):
@@ -72,42 +51,43 @@ class Encoders(NamedTuple):
     def of(cls, candidates: Candidates) -> Encoders:
         """Those of a space."""
         return cls(
-            Encoder(candidates, _accept_features, _typical_accept),
-            Encoder(candidates, _cycle_features, _typical_cycle),
-            Encoder(candidates, _cycle_features),
+            Encoder(candidates, accept_features, typical_accept),
+            Encoder(candidates, cycle_features, typical_cycle),
+            Encoder(candidates, cycle_features),
         )
 
 
 def _accept_parts(first: Sequence[str], rest: Sequence[str]) -> list[Part]:
     """NCCL changes nothing here; a server flag may."""
     return [
-        Part("level", (("one", "one"),), 1.0),
-        Part("trend", (("trend", "one"),), 0.1),
-        Part("shape", (("wide", "one"),), 0.03),
-        Part("detail", (("narrow", "one"),), 0.001),
-        *(Part(name, ((name, "one"),), 0.05) for name in first),
-        *(Part(f"{name} by shape", ((f"{name} by shape", "one"),), 0.01) for name in first),
+        Part("trend", (("trend", "one"),), 0.5 if first else 1.0),
+        Part("shape", (("wide", "one"),), 0.002),
+        Part("detail", (("narrow", "one"),), 0.0003),
+        *(Part(f"{name} by trend", ((f"{name} by trend", "one"),), 0.5) for name in first),
+        *(Part(f"{name} by shape", ((f"{name} by shape", "one"),), 0.002) for name in first),
         *(Part(name, (("one", name),), 0.002) for name in rest if not is_nccl(name)),
     ]
 
 
-def _machine_parts(first: Sequence[str], rest: Sequence[str], scale: float = 1.0) -> list[Part]:
+def _cycle_parts(first: Sequence[str], rest: Sequence[str]) -> list[Part]:
+    return [
+        *_parts(first, rest, 1.0, 0.002),
+        Part("rough", (("narrow", "all"),), 0.0001),
+    ]
+
+
+def _parts(first: Sequence[str], rest: Sequence[str], scale: float, shape: float) -> list[Part]:
+    """Whatever a machine may do; without roughness, which little could be concluded from."""
     return [
         Part("level", (("one", "one"),), 1.0),
-        Part("trend", (("trend", "one"),), 0.05 * scale),
-        Part("shape", (("wide", "one"),), 0.03 * scale),
-        Part("detail", (("narrow", "one"),), 0.0005 * scale),
+        Part("trend", (("trend", "one"),), scale),
+        Part("shape", (("wide", "one"),), shape * scale),
+        Part("detail", (("narrow", "one"),), 0.0003 * scale),
         *(Part(name, ((name, "one"),), 0.01 * scale) for name in first),
         *(Part(name, (("one", name),), 0.01 * scale) for name in rest),
         Part("pairs", (("one", "pairs"), ("columns", "columns"), ("pairs", "one")), 0.0002 * scale),
         Part("columns by shape", (("wide", "columns"),), 0.0003 * scale),
-        Part("rough", (("narrow", "all"),), 0.0001 * scale),
     ]
-
-
-def _few_parts(first: Sequence[str], rest: Sequence[str], scale: float) -> list[Part]:
-    """Without roughness, which nothing could be concluded from."""
-    return _machine_parts(first, rest, scale)[:-1]
 
 
 def is_nccl(column: str) -> bool:
@@ -140,10 +120,11 @@ class Belief:
         launches = [known for launch in launches if (known := _placed(launch, candidates))]
         self.done = [launch for launch in launches if launch.measured]
         self.enough = min(_EXPLORED, max(1, len(candidates) // _POINTS_PER_LAUNCH))
+        self._known = sum(launch.cycle is not None for launch in launches)
         self._ended = [launch for launch in launches if launch.measured or launch.failed]
         self._pending = [launch.params for launch in launches if launch.running]
         self._encoders, self._columns = encoders, candidates.columns
-        self._accept_parts, self._cycle_parts = _accept_parts(*self._columns), _machine_parts(*self._columns)
+        self._accept_parts, self._cycle_parts = _accept_parts(*self._columns), _cycle_parts(*self._columns)
         explored = len(self.done) >= _EXPLORED
         self.variances: dict[str, Array] = dict(variances) if explored else self._priors()
         telling = [*SHAPE, *self._columns[0], *(name for name in self._columns[1] if not is_nccl(name))]
@@ -228,7 +209,7 @@ class Belief:
     @property
     def exploring(self) -> bool:
         """Whether there is little yet to improve on."""
-        return len(self.done) < self.enough
+        return not self.done or self._known < self.enough
 
     def score(self, mean: Array, variance: Array) -> Array:
         """Expected relative improvement; while exploring how little is known of what is not hopeless."""
@@ -237,6 +218,23 @@ class Belief:
             return np.asarray(sd * np.exp(_HOPE * (mean - np.max(mean))))
         z = (mean - self.incumbent) / sd
         return np.asarray(sd * (z * norm.cdf(z) + norm.pdf(z)))
+
+    def worth(self, first: Pair, rest: Pair) -> Array:
+        """Expected relative improvement by a launch of each point and by the best launch after it.
+
+        What a launch teaches about the others counts: one that settles which of many points is best is worth more than
+        one that is slightly better itself.
+        """
+        if self.exploring or self.accept is None or self.cycle is None or self.best is None:
+            return self.score(*self.speed(first, rest))
+        own = self.halves([self.best], [self.best])
+        first, rest = ((_after(a, c), _after(b, d)) for (a, b), (c, d) in zip((first, rest), own, strict=True))
+        accept, accept_covariance = self.accept.joint(first[0], rest[0])
+        cycle, cycle_covariance = self.cycle.joint(first[1], rest[1])
+        covariance = accept_covariance + cycle_covariance
+        noise = float(self.accept.variances[-1] + self.cycle.variances[-1])
+        slopes = (covariance / np.sqrt(np.maximum(np.diag(covariance), 1e-12) + noise)[:, None])[:-1]
+        return _worth(accept - cycle, slopes)
 
     def runs(self, first: Pair, rest: Pair) -> Array:
         """Chance that a launch does not fail, of every first half with every second."""
@@ -267,9 +265,29 @@ class Belief:
         return self._fixed(observed.failure_data(self._ended[-_LATEST:]), 5.0, 0.05)
 
     def _fixed(self, data: Data, scale: float, noise: float) -> Process:
-        parts = _few_parts(*self._columns, scale)
+        parts = _parts(*self._columns, scale, 0.03)
         variances = np.array([*(part.variance for part in parts), noise])
         return Process(self._encoders.other, parts, noise, data, variances)
+
+
+def _worth(means: Array, slopes: Array) -> Array:
+    """By point: expected value of the best launched, and with less weight of the best known, over the last point's.
+
+    Args:
+        means: of all points; the last one is the best launch so far.
+        slopes: how much the mean of each point (a column) changes by one standard deviation of a launch of each but the
+            last (a row).
+    """
+    total, here = np.zeros(len(slopes)), np.arange(len(slopes))
+    for outcome, weight in zip(_OUTCOMES, _WEIGHTS / _WEIGHTS.sum(), strict=True):
+        after = means + slopes * outcome
+        launched = np.maximum(after[:, -1], after[here, here])
+        total += weight * (launched + _PATIENCE * (after.max(1) - launched))
+    return np.asarray(total - means[-1] - _PATIENCE * (means.max() - means[-1]))
+
+
+def _after(one: Half, other: Half) -> Half:
+    return Half(*(np.concatenate(pair) for pair in zip(one, other, strict=True)))
 
 
 def _at(process: Process | None, first: Half, rest: Half) -> tuple[Array, Array]:

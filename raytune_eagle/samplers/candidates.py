@@ -19,6 +19,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 Params = dict[str, Any]
 SHAPE = ("num_steps", "eagle_topk", "num_draft_tokens")
 """Columns that shape a draft's tree."""
+UPPER = "upper"
+"""Beside the columns of a tree: only so many of its steps are meant."""
 BOTH = ("draft",)
 """Columns that change what is accepted as well as how long a cycle takes."""
 _MOST_POINTS = 3_000_000
@@ -156,9 +158,11 @@ def among(value: Any, values: Sequence[Any]) -> bool:
 
 
 def shapes(points: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-    """Steps, topk and tokens, a row each; what is not searched is 1, a chain."""
-    rows = []
-    for point in points:
-        steps, topk = point.get("num_steps") or 1, point.get("eagle_topk") or 1
-        rows.append((steps, topk, steps + 1 if topk == 1 else point.get("num_draft_tokens") or steps + 1))
-    return np.array(rows, dtype=float).reshape(-1, 3)
+    """Steps, topk, tokens and how many of the steps are meant, a row each; what is not searched is 1, a chain."""
+    return np.array([_shape(point) for point in points], dtype=float).reshape(-1, 4)
+
+
+def _shape(point: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    steps, topk = point.get("num_steps") or 1, point.get("eagle_topk") or 1
+    tokens = steps + 1 if topk == 1 else point.get("num_draft_tokens") or steps + 1
+    return steps, topk, tokens, point.get(UPPER) or steps

@@ -34,7 +34,7 @@ class Encoder:
 
     Args:
         candidates: the space.
-        features: of trees, from rows of steps, topk and tokens.
+        features: of trees, from rows as `candidates.shapes` gives.
         typical: value to expect of a tree, likewise, but for a constant; the process learns what differs from it.
     """
 
@@ -59,7 +59,7 @@ class Encoder:
             for p in points
         ]
         return Half(
-            np.log2(trees),
+            np.log2(_alone(trees)),
             self._features(trees),
             self._typical(trees),
             np.array(codes, dtype=np.intp).reshape(len(points), len(self._columns[half])),
@@ -75,7 +75,7 @@ class Grams:
 
     * ``one``: shared by all; the scalar 1.
     * ``trend``, ``wide``, ``narrow``: alike in the shape of their trees.
-    * a column's name: alike in its value; ``NAME by shape``: and in shape.
+    * a column's name: alike in its value; ``NAME by shape``, ``NAME by trend``: and in shape.
     * ``columns``, ``pairs``: sums over the columns, and over pairs of them.
     * ``all``: alike in every column.
     """
@@ -97,6 +97,8 @@ class Grams:
             return np.asarray(np.exp(self._distance / (-2 * {"wide": _WIDE, "narrow": _NARROW}[name] ** 2)))
         if name == "trend":
             return self._one.features @ self._other.features.T
+        if name.endswith(" by trend"):
+            return np.asarray(self[name.removesuffix(" by trend")] * self["trend"])
         if name.endswith(" by shape"):
             return np.asarray(self[name.removesuffix(" by shape")] * self["wide"])
         return self._over_columns(name)
@@ -119,6 +121,12 @@ class Grams:
         one, other = self._one.logs, self._other.logs
         lengths = (one**2).sum(1)[:, None] + (other**2).sum(1)[None]
         return np.asarray(np.maximum(lengths - 2 * one @ other.T, 0.0))
+
+
+def _alone(trees: Array) -> Array:
+    """Steps, topk and tokens of trees that are about their upper parts."""
+    steps, topk, tokens, upper = trees.T
+    return np.stack([upper, topk, np.maximum(upper + 1, 1 + (tokens - 1) * upper / steps)], axis=1)
 
 
 def _nothing(trees: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
-from raytune_eagle.samplers.candidates import Params
+from raytune_eagle.samplers.candidates import UPPER, Params
 from raytune_eagle.samplers.kernels import Array
 from raytune_eagle.samplers.process import Data
 
@@ -22,8 +22,8 @@ SECONDS = "seconds"
 REFUSED = "refused"
 """User attribute, true: a proposal that was never launched, so it says nothing of failures."""
 
-_TREE_NOISE = 0.01
-"""Standard deviation, per step left out, of what a tree's histogram says of shorter trees; a chain's is exact."""
+_CHAIN_NOISE, _TREE_NOISE = 0.003, 0.005
+"""Standard deviations of what a histogram says of fewer steps, beside that of its launch."""
 _MOST_SHORTER = 5
 _MOST_ALIKE = 4
 """Launches of one tree that are kept apart; the latest of more."""
@@ -127,17 +127,16 @@ def accept_data(done: Sequence[Launch], columns: Sequence[str]) -> Data:
 
 
 def _shorter(launch: Launch) -> list[tuple[Params, float, float]]:
-    """What fewer steps would have accepted: a chain just its first drafts, a tree those of its upper part, about."""
+    """What the first steps accepted: of a chain what a shorter chain would have, of a tree that of its upper part."""
     steps, topk = launch.params.get("num_steps") or 1, launch.params.get("eagle_topk") or 1
     if len(launch.reached) < steps or steps == 1:
         return []
-    tokens = launch.params.get("num_draft_tokens") or steps + 1
     rows = []
     for fewer in sorted({round(at) for at in np.linspace(1, steps - 1, min(_MOST_SHORTER, steps - 1))}):
-        kept = fewer + 1 if topk == 1 else max(fewer + 1, round(1 + (tokens - 1) * fewer / steps))
-        params = launch.params | {"num_steps": fewer, "num_draft_tokens": kept}
-        noise = 0.0 if topk == 1 else (_TREE_NOISE * (1 + steps - fewer)) ** 2
-        rows.append((params, math.log1p(math.fsum(launch.reached[:fewer])), noise))
+        chain = {"num_steps": fewer, "num_draft_tokens": fewer + 1}
+        part = chain if topk == 1 else {UPPER: fewer}
+        noise = (_CHAIN_NOISE if topk == 1 else _TREE_NOISE) ** 2
+        rows.append((launch.params | part, math.log1p(math.fsum(launch.reached[:fewer])), noise))
     return rows
 
 

@@ -50,7 +50,7 @@ class Process:
 
     Args:
         encoder: of its points.
-        parts: of its covariance.
+        parts: of its covariance; one named ``level`` says that the typical values lack a constant.
         noise: prior variance between launches.
         data: at least one observation.
         variances: those of the parts and, last, the noise; None learns them.
@@ -64,7 +64,8 @@ class Process:
         self._halves = tuple(encoder.encode(data.points, half) for half in (0, 1))
         self._prior = np.log([*(part.variance for part in parts), noise])
         beyond = data.values - self._halves[0].typical
-        self._mean = float(np.average(beyond, weights=1 / (data.noise + noise)))
+        levelled = any(part.name == "level" for part in parts)
+        self._mean = float(np.average(beyond, weights=1 / (data.noise + noise))) if levelled else 0.0
         same = (data.launches[:, None] == data.launches[None]).astype(float)
         values = beyond - self._mean
         self.variances = self._learned(data, same, values) if variances is None else variances
@@ -112,15 +113,19 @@ class Process:
         variance = np.maximum(self._own(first, rest) - (reduced**2).sum(0), 1e-12)
         return self._mean + first.typical + across @ self._weights, variance
 
-    def difference(self, first: Half, rest: Half) -> tuple[float, float]:
-        """Mean and variance of the first of two points less the second; what both share has no part in it."""
+    def joint(self, first: Half, rest: Half) -> tuple[Array, Array]:
+        """Posterior means of points, and the covariances between them."""
         across = self._covariance(first, rest)
         reduced = solve_triangular(self._root, across.T, lower=True, check_finite=False)
         one, other = self._encoder.grams(first, first, 0), self._encoder.grams(rest, rest, 1)
-        prior = np.zeros((2, 2))
+        prior = np.zeros((len(across), len(across)))
         for (a, b), variance in self._terms():
             prior += variance * one[a] * other[b]
-        means, left = first.typical + across @ self._weights, prior - reduced.T @ reduced
+        return self._mean + first.typical + across @ self._weights, prior - reduced.T @ reduced
+
+    def difference(self, first: Half, rest: Half) -> tuple[float, float]:
+        """Mean and variance of the first of two points less the second; what both share has no part in it."""
+        means, left = self.joint(first, rest)
         return float(means[0] - means[1]), max(0.0, float(left[0, 0] + left[1, 1] - 2 * left[0, 1]))
 
     def _with_data(self, half: Half, which: int) -> Grams:
@@ -188,6 +193,6 @@ def _thinned(count: int) -> NDArray[np.intp]:
 
 
 def _self(name: str, columns: int, trend: Array) -> Array | float:
-    if name == "trend":
+    if name == "trend" or name.endswith(" by trend"):
         return trend
     return {"columns": float(columns), "pairs": columns * (columns - 1) / 2}.get(name, 1.0)

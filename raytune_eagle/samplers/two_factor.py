@@ -224,7 +224,7 @@ class TwoFactorSampler(BaseSampler):
         picked = take(first, rows), take(other, places)
         mean, variance = belief.speed(*picked)
         gains = belief.score(mean, variance) * belief.keeps(*picked)
-        ranks = gains * chances[rows, places]
+        ranks = belief.worth(*picked) * belief.keeps(*picked) * chances[rows, places]
         found = []
         for i in np.argsort(-ranks, kind="stable")[:count]:
             chance, point = float(runs[rows[i], places[i]]), {**block.first[rows[i]], **rest[places[i]]}
