@@ -72,7 +72,6 @@ def test_cpu_spec_passes(tmp_path):
     subjects = {line[2] for line in lines}
     assert subjects >= {"engine.python", "engine.args", "engine.model", "engine.draft", "node.gpus", "ports", "clock"}
     assert done.stderr.startswith("nothing found that would make this study fail: 0 problem(s), 0 warning(s), ")
-    assert (planned.returncode, planned.stderr) == (2, refused.stderr), "plan asks the same nodes"
     assert not (tmp_path / "results").exists()
 
 
