@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from time import perf_counter
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import aiohttp
 
 from raytune_eagle.client import Client
 from raytune_eagle.errors import BenchError, SpecError, TrialError
 from raytune_eagle.model import Measurement, Request, Sample, Value, Vitals, Workload
-from raytune_eagle.passes import Early, Level
+from raytune_eagle.passes import Early, Judge, Level
 from raytune_eagle.ports import Progress, Server
 
 _CHECK_S = 0.5  # how often the server is asked whether it lives
@@ -39,6 +39,7 @@ class MeasureResult(Value):
         requests: every request sent; `repeat` is -1 for the warm-up and -2 for fillers, which no figure counts.
         samples: what the machine did during the passes, twice a second.
         warmup_s, bench_s: seconds until the warm-up's last answer, and the rest, over all concurrencies.
+        hopeless: why it was ended before all was measured; empty where it was not.
     """
 
     measurements: tuple[Measurement, ...]
@@ -46,6 +47,7 @@ class MeasureResult(Value):
     samples: tuple[Sample, ...]
     warmup_s: float
     bench_s: float
+    hopeless: str = ""
 
 
 def measure(
@@ -55,12 +57,14 @@ def measure(
     *,
     model: str = "default",
     early: Early = lambda _: None,
+    judge: Judge = lambda _: "",
 ) -> MeasureResult:
     """Measure `server` at each concurrency of `workload`; `model` is what OpenAI's format calls it there.
 
     Passes stop when the 95 % interval of throughput is within `precision` of it after `min_passes`, or at
     `max_passes` (then `stable` is False). `progress` hears of each pass. `server.check()` is called twice a second in
-    a thread, so that a dead server ends the bench within 2 s. `early` is shown the rows of each warm-up.
+    a thread, so that a dead server ends the bench within 2 s. `early` is shown the rows of each warm-up;
+    `judge` those of each concurrency after each answer, and what it says ends the bench.
 
     Raises:
         TrialError: `early` raised it.
@@ -71,31 +75,45 @@ def measure(
     """
     if not workload.prompts:
         raise SpecError("workload.prompts: no prompts to send; give at least one")
-    return asyncio.run(_Bench(server, workload, progress, model, early).run())
+    return asyncio.run(_Bench(server, Plan(workload, model, early, judge), progress).run())
+
+
+class Plan(NamedTuple):
+    """What is asked of a bench; see `measure`."""
+
+    workload: Workload
+    model: str
+    early: Early
+    judge: Judge
 
 
 class _Bench:
     """All concurrencies of one workload on one server."""
 
-    def __init__(self, server: Server, workload: Workload, progress: Progress, model: str, early: Early) -> None:
-        self._server, self._workload, self._progress, self._model = server, workload, progress, model
-        self._early = early
+    def __init__(self, server: Server, plan: Plan, progress: Progress) -> None:
+        self._server, self._plan, self._workload, self._progress = server, plan, plan.workload, progress
+        self._hopeless = ""
         self._rows: list[Request] = []
         self._samples: list[Sample] = []
         self._warmup_s = self._bench_s = 0.0
 
     async def run(self) -> MeasureResult:
-        measurements = [await self._level(concurrency) for concurrency in self._workload.concurrency]
+        measurements = []
+        for concurrency in self._workload.concurrency:
+            measurements.append(await self._level(concurrency))
+            if self._hopeless:
+                break
         return MeasureResult(
             measurements=tuple(measurements),
             requests=tuple(self._rows),
             samples=tuple(self._samples),
             warmup_s=self._warmup_s,
             bench_s=self._bench_s,
+            hopeless=self._hopeless,
         )
 
     async def _level(self, concurrency: int) -> Measurement:
-        level = Level(self._workload, concurrency, self._progress, self._early)
+        level = Level(self._workload, concurrency, self._progress, self._plan.early, self._plan.judge)
         began = perf_counter()
         try:
             await self._drive(level)
@@ -107,6 +125,7 @@ class _Bench:
         warmup_s = level.warmup_s
         self._warmup_s += warmup_s
         self._bench_s += perf_counter() - began - warmup_s
+        self._hopeless = level.hopeless
         return level.measurement()
 
     async def _drive(self, level: Level) -> None:
@@ -117,7 +136,7 @@ class _Bench:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=self._server.headers, read_bufsize=_READ_BUFFER
         ) as session:
-            client = Client(session, self._server.url, self._workload, self._model)
+            client = Client(session, self._server.url, self._workload, self._plan.model)
             streams = [asyncio.ensure_future(level.work(client)) for _ in range(level.concurrency)]
             watch = asyncio.ensure_future(self._watch(level))
             tasks = [*streams, watch]

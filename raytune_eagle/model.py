@@ -281,8 +281,12 @@ class ServerFacts(Value):
     version: str = ""
 
 
+HOPELESS = "hopeless"
+"""Gate of a trial that was ended early: it could not be the best any more."""
+
+
 class Completed(Value):
-    """A trial that was measured: one `Measurement` per concurrency."""
+    """A trial that was measured: one `Measurement` per concurrency, or up to that at which it was found hopeless."""
 
     status: Literal["completed"] = "completed"
     measurements: tuple[Measurement, ...]
@@ -291,6 +295,11 @@ class Completed(Value):
     server: ServerFacts = ServerFacts()
     phases: Phases = Phases()
     server_log: bytes = b""
+
+    @property
+    def hopeless(self) -> str:
+        """Why it was not measured to its end; empty where it was."""
+        return next((gate.detail for gate in self.gates if gate.name == HOPELESS), "")
 
 
 class Failed(Value):
@@ -328,14 +337,27 @@ class NodeFacts(Value):
     versions: dict[str, str] = {}
 
 
+class Best(Value):
+    """The best launch so far at one concurrency, as the node that is told of it would have given it.
+
+    Attributes:
+        prompts: id, output tokens and seconds of each prompt, over as many passes for each.
+    """
+
+    concurrency: int
+    output_throughput: float
+    prompts: tuple[tuple[str, float, float], ...]
+
+
 class Job(Value):
-    """What a node is asked to do: one trial."""
+    """What a node is asked to do: one trial; it may end when it can no longer be better than `to_beat`."""
 
     study: str
     number: int
     kind: Kind
     config: Config
     workload: Workload
+    to_beat: tuple[Best, ...] = ()
 
 
 class TrialRecord(Value):
@@ -367,9 +389,13 @@ class TrialRecord(Value):
     violations: tuple[str, ...] = ()
 
     @property
-    def status(self) -> Literal["completed", "infeasible", "failed", "lost"]:
-        """How it ended; ``infeasible`` was measured and breaks a constraint."""
-        return "infeasible" if self.violations and self.outcome.status == "completed" else self.outcome.status
+    def status(self) -> Literal["completed", "infeasible", "hopeless", "failed", "lost"]:
+        """How it ended; ``infeasible``: measured, breaks a constraint; ``hopeless``: not measured to its end."""
+        if not isinstance(self.outcome, Completed):
+            return self.outcome.status
+        if self.violations:
+            return "infeasible"
+        return "hopeless" if self.outcome.hopeless else "completed"
 
 
 class Event(Value):

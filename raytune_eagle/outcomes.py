@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from raytune_eagle.model import Completed, Failed, TrialRecord
+from raytune_eagle.model import Best, Completed, Failed, Measurement, TrialRecord
 from raytune_eagle.reference import Reference
 from raytune_eagle.spec import Objective, Spec
+from raytune_eagle.statistics import tabulate
 
 _DRAFT_AT_ONCE = ("draft_class",)
 _DRAFT_IN_THE_END = ("shape_mismatch", "accept_len")
@@ -26,6 +27,33 @@ def objective_value(objective: Objective, record: TrialRecord, reference: Refere
     if any(figure <= 0 for figure in figures):
         return None
     return math.exp(math.fsum(math.log(figure) for figure in figures) / len(figures))
+
+
+def to_beat(objective: Objective, records: Sequence[TrialRecord], reference: Reference, node: str) -> tuple[Best, ...]:
+    """The best launch that was searched and measured to its end, as `node` would have given it; empty without one."""
+    known = [
+        (value, record)
+        for record in records
+        if record.kind == "trial" and record.status == "completed"
+        if (value := objective_value(objective, record, reference)) is not None
+    ]
+    if not known:
+        return ()
+    best = max(known, key=lambda pair: pair[0])[1]
+    return tuple(_best(best, m, reference, node) for m in best.outcome.measurements)  # type: ignore[union-attr]
+
+
+def _best(record: TrialRecord, figures: Measurement, reference: Reference, node: str) -> Best:
+    level, when = figures.concurrency, record.started_at
+    faster = reference.factor(record.node, level, when) / reference.factor(node, level, when)
+    table = tabulate(row for row in record.outcome.requests if row.concurrency == level)
+    return Best(
+        concurrency=level,
+        output_throughput=figures.output_throughput * faster,
+        prompts=tuple(
+            zip(table.prompts, table.tokens.sum(0).tolist(), (table.seconds.sum(0) / faster).tolist(), strict=True)
+        ),
+    )
 
 
 def violations(objective: Objective, outcome: Completed) -> tuple[str, ...]:

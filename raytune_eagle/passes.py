@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from raytune_eagle.client import Client, Stream
 from raytune_eagle.errors import BenchError
 from raytune_eagle.figures import accept_len, best_second, token_gaps, weighted_percentile
-from raytune_eagle.model import Measurement, Prompt, Request, Sample, Vitals, Workload
+from raytune_eagle.model import HOPELESS, Measurement, Prompt, Request, Sample, Vitals, Workload
 from raytune_eagle.ports import Progress
 from raytune_eagle.statistics import Interval, throughput
 
 Early = Callable[[Sequence[Request]], None]
 """Is shown the rows of a warm-up; raises a `TrialError` where the bench is not worth its time."""
+Judge = Callable[[Sequence[Request]], str]
+"""Is shown the counted rows of a concurrency after each answer; says why no more are needed, or nothing."""
 WARM_UP = -1
 FILLER = -2
 
@@ -25,9 +27,18 @@ _ERRORS_SHOWN = 3
 class Level:
     """The requests of one concurrency: which comes next, which passes are whole, when to stop."""
 
-    def __init__(self, workload: Workload, concurrency: int, progress: Progress, early: Early = lambda _: None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        concurrency: int,
+        progress: Progress,
+        early: Early = lambda _: None,
+        judge: Judge = lambda _: "",
+    ) -> None:
         self.concurrency, self._workload, self._progress = concurrency, workload, progress
-        self._early = early
+        self._early, self._judged = early, judge
+        self.hopeless = ""
+        self._cut: set[int] = set()  # places of streams that were under way when it was found hopeless
         self.samples: list[Sample] = []
         self._streams: list[Stream] = []
         self._missing: dict[int, int] = {}  # pass -> answers that have not come yet
@@ -75,6 +86,19 @@ class Level:
         while self._decided is None and self._missing.get(self._passes) == 0:
             self._passes += 1
             self._judge()
+        if stream.repeat >= 0 and self._decided is None:
+            self.hopeless = self._judged(self._whole)
+            if self.hopeless:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """Leave it at the whole passes, or at the answers so far of the first."""
+        self._progress(HOPELESS, self.hopeless)
+        if not self._passes:
+            self._passes = 1
+            self._cut = {place for place, one in enumerate(self._streams) if one.repeat == 0 and one.ended is None}
+        rows = [row for row in self._whole if row.repeat < self._passes]
+        self._decided = throughput(rows, self.concurrency, self._workload.seed)
 
     def _check_failures(self) -> None:
         least = self._warm + self._workload.min_passes * len(self._workload.prompts)
@@ -113,16 +137,17 @@ class Level:
             return []
         epoch = self._streams[0].sent
         rows = []
-        for stream in self._streams:
+        for place, stream in enumerate(self._streams):
             row = stream.row(epoch)
-            filler = self._decided is not None and row.repeat >= self._passes
+            filler = self._decided is not None and (row.repeat >= self._passes or place in self._cut)
             rows.append(row.model_copy(update={"repeat": FILLER}) if filler else row)
         return rows
 
     def measurement(self) -> Measurement:
         """The figures of the passes; only when the level is decided."""
         known = self._decided or Interval(0.0, 0.0, 0.0)
-        sent = [stream for stream in self._streams if 0 <= stream.repeat < self._passes]
+        streams = [stream for place, stream in enumerate(self._streams) if place not in self._cut]
+        sent = [stream for stream in streams if 0 <= stream.repeat < self._passes]
         return summarise(sent, known, self._workload.precision)
 
 

@@ -19,7 +19,8 @@ class Row(Value):
     Attributes:
         key: of the canonical configuration; `config` is that of its latest launch.
         kind: ``baseline`` for plain decoding, ``trial``, or ``confirm``.
-        status: completed, infeasible (a constraint is broken in one of its launches), failed or lost (in all of them).
+        status: completed, infeasible (a constraint is broken in one of its launches), hopeless (ended early), failed or
+            lost (in all of them).
         numbers: of its launches; `measured` of them have figures.
         throughput, ci_low, ci_high: tokens per second, mean over the measured launches; None without any. As
             measured, unless nodes or hours differ beyond noise: then what an average node would have given.
@@ -65,7 +66,7 @@ def pooled(figures: Sequence[Measurement]) -> Interval:
 
 
 def leaderboard(records: Sequence[TrialRecord], concurrency: int) -> list[Row]:
-    """Every point that was searched and plain decoding, fastest first; then broken constraints, then failures.
+    """Every point that was searched and plain decoding, fastest first; then those ended early, infeasible, failed.
 
     Confirmations are of other prompts, so they are no part of it: see `confirmed`.
     """
@@ -93,8 +94,8 @@ def _board(chosen: Iterable[TrialRecord], concurrency: int, reference: Reference
     for record in chosen:
         groups.setdefault(record.key, []).append(record)
     rows = [_row(group, concurrency, reference) for group in groups.values()]
-    order = {"completed": 0, "infeasible": 1}
-    return sorted(rows, key=lambda row: (order.get(row.status, 2), -(row.throughput or 0.0), row.numbers))
+    order = {"completed": 0, "hopeless": 1, "infeasible": 2}
+    return sorted(rows, key=lambda row: (order.get(row.status, 3), -(row.throughput or 0.0), row.numbers))
 
 
 def _row(group: Sequence[TrialRecord], concurrency: int, reference: Reference) -> Row:
@@ -127,14 +128,15 @@ def _status(group: Sequence[TrialRecord], *, measured: bool) -> str:
     if any(record.status == "infeasible" for record in group):
         return "infeasible"
     if measured:
-        return "completed"
+        return "completed" if any(record.status == "completed" for record in group) else "hopeless"
     return next((record.status for record in group if record.status in _NEVER_SHOWN), "failed")
 
 
 def _reason(group: Sequence[TrialRecord]) -> str:
     broken = [line for record in group for line in record.violations]
     failures = [record.outcome.failure_class for record in group if isinstance(record.outcome, Failed)]
-    return next(iter([*broken, *failures]), "")
+    early = [one.hopeless for record in group if isinstance(one := record.outcome, Completed) and one.hopeless]
+    return next(iter([*broken, *failures, *early]), "")
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -44,7 +44,12 @@ _NAMES = (
     Column("key", TEXT, "", "12 hex digits of its canonical form; launches with one key are the same point"),
     Column("kind", TEXT, "", "baseline (plain decoding), trial, or confirm (both again, on held-out prompts)"),
     Column("node", TEXT, "", "machine that ran it"),
-    Column("status", TEXT, "", "completed; infeasible: measured, breaks a constraint; failed; lost with its machines"),
+    Column(
+        "status",
+        TEXT,
+        "",
+        "completed; infeasible: measured, breaks a constraint; hopeless: ended early, see gates; failed; lost",
+    ),
     Column("failure_class", TEXT, "", "what a failure was, one word; null when there was none"),
     Column("failure_phase", TEXT, "", "launch, gate or bench; null when there was no failure"),
     Column("failure_detail", TEXT, "", "one line for people on the failure"),

@@ -169,11 +169,17 @@ class Search:
 
     def _learned(self, record: TrialRecord) -> dict[str, Any]:
         """What a launch teaches beside its objective, as `raytune_eagle.samplers.observed` reads it."""
-        if record.status == "lost":  # a machine's doing
+        if record.status == "lost" or self._cut_short(record):  # a machine's doing; not comparable
             return {observed.REFUSED: True}
         seconds = {observed.SECONDS: record.ended_at - record.started_at}
         figures = figures_of(record, self._reference)
         return {**seconds, observed.FIGURES: figures} if figures else seconds
+
+    def _cut_short(self, record: TrialRecord) -> bool:
+        """Whether it was ended before every concurrency had its figures."""
+        outcome = record.outcome
+        levels = len(self._space.spec.workload.concurrency)
+        return isinstance(outcome, Completed) and bool(outcome.hopeless) and len(outcome.measurements) < levels
 
     def _verdict(self, record: TrialRecord) -> tuple[TrialState, float | None]:
         """A failed launch in the form that the sampler sees: TPE learns from PRUNED and ignores FAIL, GP needs a value.
@@ -181,7 +187,7 @@ class Search:
         (Optuna 4.5-5.0; 60 trials, 69 % infeasible: 47.7 launches wasted with FAIL against 23.8 with PRUNED.)
         """
         value = objective_value(self._objective, record, self._reference)
-        if value is not None:
+        if value is not None and not self._cut_short(record):
             return TrialState.COMPLETE, value
         if self._settings.sampler != "gp":
             return TrialState.PRUNED, None

@@ -163,6 +163,7 @@ class Search(Written):
     sampler: Sampler = "two-factor"
     seed: Int = 0
     stop_below: Annotated[Float, Field(gt=0, lt=1)] | None = None
+    end_hopeless: Switch = True
 
 
 class Baseline(Written):

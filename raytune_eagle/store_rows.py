@@ -112,7 +112,7 @@ def request_of(row: Row) -> Request:
 
 def _outcome(rows: Sequence[Row], requests: Sequence[Request]) -> Row:
     first = rows[0]
-    measured = first["status"] in {"completed", "infeasible"}
+    measured = first["status"] in {"completed", "infeasible", "hopeless"}
     shared = {
         "status": "completed" if measured else first["status"],
         "requests": tuple(requests),

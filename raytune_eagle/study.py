@@ -15,8 +15,8 @@ from raytune_eagle import gates
 from raytune_eagle.confirm import Lineup, late_lineup, lineup
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.identity import STARTED, check_same, written
-from raytune_eagle.model import Completed, Config, Event, Failed, Job, Kind, TrialRecord, Workload
-from raytune_eagle.outcomes import hopeless, in_words, same_text, speedup, violations
+from raytune_eagle.model import Best, Completed, Config, Event, Failed, Job, Kind, TrialRecord, Workload
+from raytune_eagle.outcomes import hopeless, in_words, same_text, speedup, to_beat, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers.observed import Launch
@@ -171,9 +171,21 @@ class Study:
                 continue
             task.started_at = fleet.now()
             workload = self._held_out if task.kind == "confirm" else self._workload
-            job = Job(study=self.spec.name, number=task.number, kind=task.kind, config=task.config, workload=workload)
+            job = Job(
+                study=self.spec.name,
+                number=task.number,
+                kind=task.kind,
+                config=task.config,
+                workload=workload,
+                to_beat=self._to_beat(node) if task.kind == "trial" else (),
+            )
             self._busy[node.submit(job)] = (node, task)
             self._say(fleet, "trial_started", task.config.command(), node, task.number)
+
+    def _to_beat(self, node: Node) -> tuple[Best, ...]:
+        if not self.spec.search.end_hopeless:
+            return ()
+        return to_beat(self.spec.objective, self.records, self._reference, node.name)
 
     def _next(self, node: Node, names: set[str]) -> Task | None:
         """A node first measures plain decoding, and again every so often; then what was lost elsewhere; then new."""

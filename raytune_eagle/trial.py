@@ -7,9 +7,10 @@ import time
 from contextlib import AbstractContextManager
 
 from raytune_eagle import gates
+from raytune_eagle.early_end import Judge
 from raytune_eagle.errors import LaunchError, NodeError, TrialError
 from raytune_eagle.measure import MeasureResult, measure
-from raytune_eagle.model import Completed, Failed, Gate, Job, Phases, Request, ServerFacts
+from raytune_eagle.model import HOPELESS, Completed, Failed, Gate, Job, Phases, Request, ServerFacts
 from raytune_eagle.ports import Engine, Progress, Server, Turns
 
 
@@ -42,7 +43,7 @@ def _measure(server: Server, job: Job, progress: Progress, turns: Turns) -> Comp
     try:
         found = _passed(gates.before(_seen(server, job)), progress)
         with turns.quiet():
-            result = measure(server, job.workload, progress, early=gates.early(job.config))
+            result = measure(server, job.workload, progress, early=gates.early(job.config), judge=Judge(job.to_beat))
         phases, rows = _measured(phases, result), result.requests
         found += _passed(gates.after(_seen(server, job, result)), progress)
     except TrialError as exc:
@@ -53,11 +54,15 @@ def _measure(server: Server, job: Job, progress: Progress, turns: Turns) -> Comp
     return Completed(
         measurements=result.measurements,
         requests=result.requests,
-        gates=found,
+        gates=(*found, *_hopeless(result)),
         server=server.facts,
         phases=phases,
         server_log=server.log(),
     )
+
+
+def _hopeless(result: MeasureResult) -> tuple[Gate, ...]:
+    return (Gate(name=HOPELESS, verdict="warning", detail=result.hopeless),) if result.hopeless else ()
 
 
 def _seen(server: Server, job: Job, result: MeasureResult | None = None) -> gates.Seen:

@@ -8,17 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raytune_eagle.early_end import Judge
 from raytune_eagle.figures import accept_len
 from raytune_eagle.model import (
+    HOPELESS,
     Completed,
     Config,
     Failed,
+    Gate,
     Job,
     Measurement,
     Phases,
     Prompt,
     Request,
-    ServerFacts,
     Workload,
 )
 from raytune_eagle.nodes.cost_model import CostModel, Shape
@@ -56,9 +58,10 @@ class CostModelNodes:
         if tokens > night.most_tokens:
             return Answer(_out_of_memory(start_s, tokens), start_s)
         rng = np.random.default_rng(self._words(node, job))
-        measured, requests, warmup_s, bench_s = self._bench(job, rng)
+        measured, requests, warmup_s, bench_s, why = self._bench(job, rng)
+        gates = (Gate(name=HOPELESS, verdict="warning", detail=why),) if why else ()
         phases = Phases(launch_s=start_s, ready_s=2.0, warmup_s=warmup_s, bench_s=bench_s, teardown_s=night.teardown_s)
-        outcome = Completed(measurements=measured, requests=requests, phases=phases, server=ServerFacts())
+        outcome = Completed(measurements=measured, requests=requests, gates=gates, phases=phases)
         return Answer(outcome, start_s + 2.0 + warmup_s + bench_s + night.teardown_s)
 
     def _words(self, node: str, job: Job) -> list[int]:
@@ -67,27 +70,35 @@ class CostModelNodes:
 
     def _bench(
         self, job: Job, rng: np.random.Generator
-    ) -> tuple[tuple[Measurement, ...], tuple[Request, ...], float, float]:
+    ) -> tuple[tuple[Measurement, ...], tuple[Request, ...], float, float, str]:
         slower = float(np.exp(rng.normal(0, self._model.night.cycle_noise)))
         measured, rows, bench_s, warmup_s = [], list[Request](), 0.0, 0.0
+        judge, why = Judge(job.to_beat), ""
         for streams in job.workload.concurrency:
-            level = self._level(job, streams, slower, rng)
+            level, why = self._level(job, streams, slower, judge, rng)
             measured.append(summary(level, streams, job.workload, _proposed(job.config)))
             rows += level
             bench_s += sum(row.latency_s for row in level) / streams
             warmup_s += max(row.latency_s for row in level) * max(2, 4 / streams)
-        return tuple(measured), tuple(rows), warmup_s, bench_s
+            if why:
+                break
+        return tuple(measured), tuple(rows), warmup_s, bench_s, why
 
-    def _level(self, job: Job, streams: int, slower: float, rng: np.random.Generator) -> list[Request]:
-        """Passes until the throughput is known to the precision asked for."""
+    def _level(
+        self, job: Job, streams: int, slower: float, judge: Judge, rng: np.random.Generator
+    ) -> tuple[list[Request], str]:
+        """Passes until the throughput is known to the precision asked for, or `judge` says why no more are needed."""
         rates = {category: self._rate(job.config, category, streams) for category in _categories(job.workload)}
         rows: list[Request] = []
         for repeat in range(job.workload.max_passes):
-            rows += self._pass(job.workload, repeat, streams, rates, slower, rng)
+            for row in self._pass(job.workload, repeat, streams, rates, slower, rng):
+                rows.append(row)
+                if why := judge(rows):
+                    return rows, why
             enough = repeat + 1 >= job.workload.min_passes
             if enough and throughput(rows, streams, job.workload.seed).half_width <= job.workload.precision:
                 break
-        return rows
+        return rows, ""
 
     def _rate(self, config: Config, category: str, streams: int) -> _Rate:
         shape, machine, graphs = _shape(config), self._model.machine, _graphs(config)
