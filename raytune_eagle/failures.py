@@ -179,7 +179,7 @@ RULES = (
     Rule("disk_full", r"No space left on device", "a disk is full: see df -h on that node", "machine"),
     Rule(  # last: a rank that had something to say has said it above
         "rank_lost",
-        r"Connection closed by peer \[",
+        r"gloo/transport/tcp/pair\.cc:\d+\] (?:Connection closed by peer|(?:Read|Write) error)",
         "a rank of the server ended without a word: killed from outside, or crashed: see dmesg on that node",
         "machine",
     ),

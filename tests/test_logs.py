@@ -19,6 +19,7 @@ FAILURES = {
     "fail_0516_h200_port_taken.log": "port_taken",
     "fail_0516_h200_oom_kv.log": "oom_kv",
     "fail_0516_h200_tree_too_small.log": "tree_too_small",
+    "fail_0516_h200x2_rank_lost.log": "rank_lost",
     "fail_0516_h200x4_rank_lost.log": "rank_lost",
     "fail_0520_cpu_tree_too_small.log": "tree_too_small",
     "fail_0520_cpu_draft_as_llama.log": "shape_mismatch",
