@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 
 LAB_PACKAGES := openssh-server rsync iproute2 iptables util-linux procps
 
-.PHONY: setup demo browser test test-fast lab lint format clean
+.PHONY: setup demo browser test test-fast lab soak lint format clean
 
 setup: $(STAMP)
 
@@ -52,11 +52,15 @@ test: lint browser
 	$(BIN)/python -m pytest -m "ray or sglang or browser"
 
 # Three hosts made of namespaces, the real `ray up` on them, and the faults of docs/reliability.md.
-# Needs root, and Debian for the packages that it installs. Not part of `make test`.
+# Needs root, and Debian for the packages that it installs. Not part of `make test`, but of .ci/run.
 lab: setup
 	@test "$$(id -u)" = 0 || { echo "make lab: needs root, for namespaces and a bridge of its own" >&2; exit 1; }
 	@dpkg --status $(LAB_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(LAB_PACKAGES); } || { echo "make lab: install $(LAB_PACKAGES)" >&2; exit 1; }
 	$(BIN)/python -m pytest -m lab tests/lab
+
+# 2,000 simulated trials on 64 nodes, and the driver's memory meanwhile; figures are in docs/reliability.md.
+soak: setup
+	$(BIN)/python benchmarks/soak.py
 
 format: setup
 	$(BIN)/ruff check --fix .

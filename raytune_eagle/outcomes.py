@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from raytune_eagle.model import Completed, Failed, TrialRecord
+from raytune_eagle.model import Completed, Failed, ServerFacts, TrialRecord
 from raytune_eagle.reference import Reference
 from raytune_eagle.spec import Objective, Spec
 
@@ -69,6 +69,12 @@ def same_text(outcome: Completed | Failed, baseline: Completed | None) -> dict[i
         if (concurrency, prompt) in plain:
             shares.setdefault(concurrency, []).append(text == plain[concurrency, prompt])
     return {concurrency: sum(equal) / len(equal) for concurrency, equal in shares.items()}
+
+
+def brief(record: TrialRecord) -> TrialRecord:
+    """Without requests, log and the server's arguments: thousands of launches would fill the memory."""
+    left_out = {"requests": (), "server_log": b"", "server": ServerFacts(version=record.outcome.server.version)}
+    return record.model_copy(update={"outcome": record.outcome.model_copy(update=left_out)})
 
 
 def _texts(outcome: Completed) -> dict[tuple[int, str], str]:

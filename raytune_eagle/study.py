@@ -10,13 +10,14 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from raytune_eagle import gates
 from raytune_eagle.confirm import Lineup, late_lineup, lineup
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.identity import STARTED, check_same, written
 from raytune_eagle.model import Completed, Config, Event, Failed, Job, Kind, TrialRecord, Workload
-from raytune_eagle.outcomes import hopeless, in_words, same_text, speedup, violations
+from raytune_eagle.outcomes import brief, hopeless, in_words, same_text, speedup, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers.observed import Launch
@@ -28,7 +29,7 @@ _MOST_TRIES = 3
 """A trial is asked again at most twice when machines fail under it."""
 _TAKEN_DOWN = 2
 """A configuration under which so many different nodes failed is lost, not asked again."""
-_QUARANTINE_S = 60.0
+_QUARANTINE_S = 30.0
 _NO_NODE_S = 300.0
 _FLUSH_S = 60.0
 _RECENT = 50
@@ -69,6 +70,10 @@ class Study:
 
     Raises:
         SpecError: records of another spec stand under this name.
+
+    Attributes:
+        records: of all launches, growing; brief, see `raytune_eagle.outcomes.brief`.
+        trials: those that count against the budget.
     """
 
     def __init__(
@@ -83,17 +88,19 @@ class Study:
         self.space, self.spec = space, space.spec
         # keyed anew: the rules may have learnt since that a point goes by another name
         kept = store.read(space.spec.name)
-        self.records = [record.model_copy(update={"key": space.key(record.config)}) for record in kept]
+        whole = [record.model_copy(update={"key": space.key(record.config)}) for record in kept]
+        self.records = [brief(record) for record in whole]
         self._workload, self._held_out = workload, held_out or workload
         self._store, self._listener = store, listener
         events = list(store.read_events(self.spec.name))
         check_same(self.spec, workload, events)
+        self.trials = [record for record in self.records if record.kind == "trial"]
         self._reference = Reference(())
-        self._taken = {record.number for record in self.records}
+        self._taken, self._lowest = {record.number for record in self.records}, 0
         self._benches: dict[str, Bench] = {}
-        for record in self.records:
+        for record in whole:
             self._note_plain(record)
-        self._search = Search(space, self.records, self._reference)
+        self._search = Search(space, whole, self._reference)
         self._losses = Counter[str]()
         self._again: deque[Task] = deque()
         self._busy: dict[Pending, tuple[Node, Task]] = {}
@@ -104,11 +111,6 @@ class Study:
         self._told = self._exhausted
 
     # ------------------------------------------------------------------------------------------------- what is known
-    @property
-    def trials(self) -> list[TrialRecord]:
-        """Launches that count against the budget."""
-        return [record for record in self.records if record.kind == "trial"]
-
     def done(self) -> bool:
         """Whether the budget of trials is used up, or every valid point was launched, and the best are confirmed."""
         searched = len(self.trials) >= self.spec.budget.trials or self._exhausted
@@ -178,7 +180,7 @@ class Study:
     def _next(self, node: Node, names: set[str]) -> Task | None:
         """A node first measures plain decoding, and again every so often; then what was lost elsewhere; then new."""
         bench = self._benches[node.name]
-        if "baseline" not in bench.plain or bench.since_baseline >= self.spec.baseline.every:
+        if not _same_gpus(bench.plain.get("baseline"), node) or bench.since_baseline >= self.spec.baseline.every:
             return Task(self._number(), "baseline", self.space.baseline())
         again = next((t for t in self._again if node.name not in t.lost_on or names <= set(t.lost_on)), None)
         if again is not None:
@@ -209,12 +211,16 @@ class Study:
 
     def _confirming(self) -> Lineup | None:
         """What is still to be confirmed of the trials so far; None when nothing is."""
-        confirm, records = self.spec.confirm, self.records
-        first = lineup(records, self.space.baseline(), confirm, self.space.key)
+        confirm, records, first = self.spec.confirm, self.records, self._lineup
         if first is None or first.full_rounds(records) < confirm.rounds:
             return first
         late = late_lineup(records, first, self.space.key)
         return late if late is not None and late.full_rounds(records) < confirm.rounds else None
+
+    @cached_property
+    def _lineup(self) -> Lineup | None:
+        """What the first rounds launch: of thousands of trials not ranked anew for each node that is free."""
+        return lineup(self.records, self.space.baseline(), self.spec.confirm, self.space.key)
 
     def _waits_to_confirm(self, fleet: Fleet, began: float) -> bool:
         """Whether there is something to confirm and, once the hours are over, a node that could: it ends some time."""
@@ -248,9 +254,10 @@ class Study:
 
     def _number(self) -> int:
         """The lowest number never used: one whose launch left no record is used again."""
-        number = next(n for n in range(len(self._taken) + 1) if n not in self._taken)
-        self._taken.add(number)
-        return number
+        while self._lowest in self._taken:
+            self._lowest += 1
+        self._taken.add(self._lowest)
+        return self._lowest
 
     # -------------------------------------------------------------------------------------------- what came of a launch
     def _settle(self, fleet: Fleet, pending: Pending) -> None:
@@ -306,11 +313,16 @@ class Study:
             self._again.append(task)
         else:
             self._taken.discard(task.number)
+            self._lowest = min(self._lowest, task.number)
 
     def _keep(self, fleet: Fleet, node: Node, task: Task, outcome: Completed | Failed) -> None:
         record = self._record(fleet, node, task, outcome)
         self._store.append(record)
-        self.records.append(record)
+        self.records.append(brief(record))
+        if record.kind == "trial":
+            self.trials.append(self.records[-1])
+        if record.kind != "confirm":
+            self.__dict__.pop("_lineup", None)
         self._note_plain(record)
         if task.proposal is not None:
             self._search.tell(task.proposal, record)
@@ -372,3 +384,11 @@ class Study:
         with self._lock:
             events, self._events = self._events, []
         self._store.append_events(self.spec.name, events)
+
+
+def _same_gpus(plain: TrialRecord | None, node: Node) -> bool:
+    """Whether plain decoding was measured on the GPUs that a node of this name has now; where nobody knows, it was."""
+    if plain is None:
+        return False
+    then, now = plain.facts.gpu_ids, node.facts.gpu_ids
+    return then == now or not then or not now

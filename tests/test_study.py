@@ -8,7 +8,7 @@ import pytest
 from made import SPEC, WORKLOAD, ListStore, completed, failed, make_space, surface
 
 from raytune_eagle.errors import NodeError, SpecError
-from raytune_eagle.model import Completed, Failed, Prompt
+from raytune_eagle.model import Completed, Failed, NodeFacts, Prompt
 from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
 from raytune_eagle.study import Study
 
@@ -59,6 +59,17 @@ def test_baseline_again_every_so_often():
     run(store, SimulatedFleet(["a"], measured), make_space(baseline={"every": 4}))
     order = [r.kind[0] for r in sorted(store.records, key=lambda r: r.started_at)]
     assert "".join(order) == "bttttbttttbttttb"
+
+
+@pytest.mark.parametrize(("gpus", "order"), [(("A", "B"), "btttbtttb"), (("A", "C"), "btttbbtttb"), ((), "btttbtttb")])
+def test_a_node_with_other_gpus_measures_plain_decoding_anew(gpus, order):
+    """A node is its name and its GPUs: whether plain decoding is known does not depend on Ray's ids, but on those."""
+    store = ListStore()
+    for trials, ids in ((3, ("A", "B")), (6, gpus)):
+        start = max((r.ended_at for r in store.records), default=0.0)
+        fleet = SimulatedFleet(["a"], measured, start, NodeFacts(gpu_ids=ids))
+        run(store, fleet, make_space(budget={"trials": trials}))
+    assert "".join(r.kind[0] for r in sorted(store.records, key=lambda r: r.started_at)) == order
 
 
 def test_speedup_and_text_are_against_the_same_node():

@@ -3,10 +3,11 @@
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from lab.hosts import Lab
+from lab.hosts import NAMESPACES, Lab
 from lab.ray_cluster import RayCluster
 from lab.study_run import StudyRun
 
@@ -19,6 +20,9 @@ def lab():
     missing = [program for program in PROGRAMS if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None]
     if os.geteuid() or missing:
         pytest.fail(f"the lab needs root{f' and {missing}' if missing else ''}: run `make lab` as root", pytrace=False)
+    tried = subprocess.run(["unshare", *NAMESPACES, "--fork", "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.fail(f"the lab needs namespaces, and this machine refuses them: {tried.stderr}", pytrace=False)
     with Lab(3) as lab:
         yield lab
 

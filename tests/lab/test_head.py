@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from lab.study_run import COMMAND, await_true
+from lab.study_run import COMMAND, await_true, servers
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -49,6 +49,25 @@ def test_head_is_lost(study, times):
     times["GCS SIGKILL: nothing left of the old run"] = round(time.monotonic() - began, 1)
     run.start().end(240)
     times["GCS SIGKILL: study done"] = round(time.monotonic() - began, 1)
+    run.check_whole(12)
+
+
+def test_head_is_powered_off_and_booted(study, times):
+    """A detached study's head loses power: nothing runs on; after boot `ray up` and the same `run` end the study."""
+    run = study("head-off", 12, round_ms=20)
+    head = run.cluster.head
+    head.shell(f"{run.words()} --detach")
+    await_true(lambda: len(run.records()) >= 4, 60, "no trial done")
+    began = time.monotonic()
+    head.power_off()
+    others = run.cluster.lab.hosts[1:]
+    await_true(lambda: not any(servers(host) for host in others), 150, lambda: str(run.left()))
+    times["head off: no server on any host"] = round(time.monotonic() - began, 1)
+    head.boot()
+    began = time.monotonic()
+    run.cluster.up()
+    run.start().end(240)
+    times["head booted: ray up and study done"] = round(time.monotonic() - began, 1)
     run.check_whole(12)
 
 
