@@ -47,8 +47,9 @@ def soak(nodes: int, trials: int, folder: Path) -> list[tuple[int, float, float]
     process = psutil.Process(run.pid)
     for line in run.stdout or ():
         event = json.loads(line)
-        done += event["name"] == "trial_started" and "--speculative" in event["detail"]
-        if event["name"] == "study_done" or (event["name"] == "trial_started" and done % STEP == 0 and done):
+        one_more = event["name"] == "trial_started" and "--speculative-algorithm" in event["detail"]
+        done += one_more
+        if event["name"] == "study_done" or (one_more and done % STEP == 0):
             seen.append((done, time.monotonic() - began, process.memory_info().rss / MIB))
             print("{:5d} trials {:7.1f} s {:7.1f} MiB".format(*seen[-1]), flush=True)
     if run.wait() or not seen:

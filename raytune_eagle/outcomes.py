@@ -89,7 +89,8 @@ def _texts(outcome: Completed) -> dict[tuple[int, str], str]:
 def hopeless(spec: Spec, records: Sequence[TrialRecord]) -> str | None:
     """Why, after the last of these launches, no other of the study can succeed; None while one may.
 
-    Plain decoding itself failed; or the only draft is at fault, and no launch with it has succeeded: at once where
+    Plain decoding itself failed, and nowhere came to figures; once more where it had been ready (a server may be killed
+    by anything). Or the only draft is at fault, and no launch with it has succeeded: at once where
     it is no EAGLE-3 draft, after three launches where a configuration might be to blame as well.
     """
     last = records[-1]
@@ -97,6 +98,10 @@ def hopeless(spec: Spec, records: Sequence[TrialRecord]) -> str | None:
         return None
     name, detail = last.outcome.failure_class, last.outcome.failure_detail
     if last.kind == "baseline":
+        plains = [record.outcome for record in records if record.kind == "baseline"]
+        first = len(plains) == 1 and last.outcome.failure_phase == "bench"
+        if first or any(outcome.status == "completed" for outcome in plains):
+            return None
         return f"plain decoding itself fails with these engine settings: {name}: {detail}"
     drafted = [record for record in records if record.config.speculative]
     if last not in drafted or len(spec.engine.draft) > 1 or any(r.outcome.status == "completed" for r in drafted):

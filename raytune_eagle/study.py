@@ -95,6 +95,7 @@ class Study:
         events = list(store.read_events(self.spec.name))
         check_same(self.spec, workload, events)
         self.trials = [record for record in self.records if record.kind == "trial"]
+        self._confirms = [record for record in self.records if record.kind == "confirm"]
         self._reference = Reference(())
         self._taken, self._lowest = {record.number for record in self.records}, 0
         self._benches: dict[str, Bench] = {}
@@ -203,15 +204,15 @@ class Study:
         if line is None:
             return None
         confirming = {other.name for other, kind in busy if kind == "confirm"}
-        midway = {name for name in names - {node.name} if line.in_the_middle(name, self.records)}
-        begun = line.full_rounds(self.records) + len(confirming | midway)
+        midway = {name for name in names - {node.name} if line.in_the_middle(name, self._confirms)}
+        begun = line.full_rounds(self._confirms) + len(confirming | midway)
         if begun >= self.spec.confirm.rounds:
             return None
-        return Task(self._number(), "confirm", line.next_on(node.name, self.records, begun).config)
+        return Task(self._number(), "confirm", line.next_on(node.name, self._confirms, begun).config)
 
     def _confirming(self) -> Lineup | None:
         """What is still to be confirmed of the trials so far; None when nothing is."""
-        confirm, records, first = self.spec.confirm, self.records, self._lineup
+        confirm, records, first = self.spec.confirm, self._confirms, self._lineup
         if first is None or first.full_rounds(records) < confirm.rounds:
             return first
         late = late_lineup(records, first, self.space.key)
@@ -266,7 +267,8 @@ class Study:
         trouble: NodeError | None = None
         try:
             outcome = pending.result()
-            self._benches[node.name].failures = 0
+            if task.kind != "baseline" or isinstance(outcome, Completed):
+                self._benches[node.name].failures = 0
         except NodeError as exc:
             outcome, trouble = exc.outcome, exc
         if task.lost_on and any(record.number == task.number for record in self.records):
@@ -321,7 +323,9 @@ class Study:
         self.records.append(brief(record))
         if record.kind == "trial":
             self.trials.append(self.records[-1])
-        if record.kind != "confirm":
+        if record.kind == "confirm":
+            self._confirms.append(self.records[-1])
+        else:
             self.__dict__.pop("_lineup", None)
         self._note_plain(record)
         if task.proposal is not None:
@@ -330,6 +334,8 @@ class Study:
         self._flush()
         if why := hopeless(self.spec, self.records):
             raise SpecError(why)
+        if record.kind == "baseline" and isinstance(outcome, Failed):  # which works elsewhere, or may the next time
+            self._put_aside(fleet, node, task, NodeError(f"plain decoding failed: {outcome.failure_class}"))
 
     def _record(self, fleet: Fleet, node: Node, task: Task, outcome: Completed | Failed) -> TrialRecord:
         plain = self._benches[node.name].plain.get("confirm" if task.kind == "confirm" else "baseline")

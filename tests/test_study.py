@@ -282,6 +282,23 @@ def test_outcome_survives_a_machine_that_fails_at_the_end():
     assert any(e.name == "node_quarantined" for e in store.events)
 
 
+@pytest.mark.parametrize(("phase", "elsewhere"), [("bench", False), ("launch", True)])
+def test_plain_decoding_that_fails_once_stops_nothing(phase, elsewhere):
+    """A server that was killed while it was measured, or a node on which it fails: it rests and tries again."""
+    down = Failed(failure_class="killed_by_os", failure_phase=phase, failure_detail="made for a test")
+
+    def respond(node, job):
+        first = node == "a" and not any(r.node == "a" for r in store.records)
+        late = first and elsewhere
+        return Answer(down if first else completed(surface(job.config)), 500.0 if late else 100.0)
+
+    store = ListStore()
+    study = run(store, SimulatedFleet(["a", "b"] if elsewhere else ["a"], respond))
+    assert {r.status for r in study.trials} == {"completed"}
+    assert [r.status for r in store.records if r.node == "a" and r.kind == "baseline"][:2] == ["failed", "completed"]
+    assert any(e.name == "node_quarantined" and "plain decoding failed" in e.detail for e in store.events)
+
+
 def test_plain_decoding_that_fails_stops_the_study():
     """If even the baseline fails, no launch could be judged: the study stops at once and says why; the record stays."""
     store = ListStore()

@@ -7,12 +7,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 from lab.hosts import ROOT, Host
 from lab.ray_cluster import RayCluster
+from lab.waiting import await_true
 
 from raytune_eagle.model import Event, TrialRecord
 from raytune_eagle.store import ParquetStore
@@ -30,16 +30,6 @@ SPEC = {
     "baseline": {"every": 1000},
     "confirm": {"top": 0},
 }
-
-
-def await_true(what: Callable[[], object], seconds: float, why: str | Callable[[], str]) -> float:
-    """Wait until it is true; returns the seconds that this took."""
-    began = time.monotonic()
-    while not what():
-        if time.monotonic() - began > seconds:
-            raise AssertionError(f"not in {seconds:g} s: {why if isinstance(why, str) else why()}")
-        time.sleep(0.1)
-    return time.monotonic() - began
 
 
 class StudyRun:
@@ -105,6 +95,18 @@ class StudyRun:
         assert match is not None
         return match
 
+    def after(self, pattern: str) -> int:
+        """Where the first line that matches has been printed."""
+        match = re.search(pattern, self.text(), re.MULTILINE)
+        assert match is not None, pattern
+        return match.end()
+
+    def await_trial(self, host: Host) -> int:
+        """Wait until a trial (not plain decoding) is measured on `host`; returns the pid of its server."""
+        at = len(self.text())
+        self.await_line(rf"{host.name} #\d+ +launching .*--speculative", 90, at)
+        return self.await_busy(host)
+
     def await_busy(self, host: Host, seconds: float = 60) -> int:
         """Wait until a server on `host` is measured; returns the pid of the server there."""
         await_true(lambda: len(servers(host)) == 1, seconds, lambda: f"no server on {host.name}\n{self.text()[-3000:]}")
@@ -136,8 +138,7 @@ class StudyRun:
     def kill(self) -> None:
         """For the end of a test that failed."""
         if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+            self.sigkill()
 
     def store(self) -> ParquetStore:
         """Its records."""

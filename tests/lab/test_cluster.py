@@ -5,20 +5,10 @@ import time
 
 import pytest
 from lab.hosts import ROOT
-from lab.study_run import COMMAND, await_true
+from lab.study_run import COMMAND
 
 SPEC_FILE = ROOT / "search_spaces" / "tiny_cpu.yaml"
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
-
-
-def test_every_host_becomes_a_node(cluster, times):
-    """`ray up` as a user types it: all hosts are nodes within a minute."""
-    script = "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
-    times["ray up: all three nodes"] = await_true(
-        lambda: cluster.head.shell(f'python -c "{script}" 2>/dev/null', check=False).stdout.strip() == "3",
-        90,
-        lambda: cluster.head.shell("ray status", check=False).stdout,
-    )
 
 
 def test_study_on_all_hosts(study, times):
@@ -38,36 +28,27 @@ def test_study_on_all_hosts(study, times):
     assert {event.node for event in events if event.name == "ready"} == {"h1", "h2", "h3"}
 
 
-def test_real_server_on_one_host(study, times):
-    """SGLang itself on h2, CPU layer, driven from h1 through Ray; its log and its version come home."""
+def test_real_server_on_one_host(study, cluster, times):
+    """SGLang itself on h2, driven from h1 through Ray; meanwhile nothing listens that docs/cluster.md does not name."""
     began = time.monotonic()
     run = study("real", 3, round_ms=100, real="h2").start()
-    run.await_line(r"h2 #\d+ +ready", 180)
+    run.await_line(r"h2 #\d+ +ready", 240)
     times["SGLang on the CPU, on h2: ready"] = time.monotonic() - began
-    host = run.cluster.lab.hosts[1]
-    (server,) = [words for words in host.processes().values() if "--nccl-port" in words and "guard.py" not in words]
-    open_to_all = {port for port, who in everywhere(host).items() if "sglang" in who}
-    assert open_to_all == {int(re.search(r"--nccl-port (\d+)", server)[1])}  # torch's store alone; docs/cluster.md
+    found = {host.name: everywhere(host) for host in cluster.lab.hosts}
+    words = next(text for text in cluster.lab.hosts[1].processes().values() if "--nccl-port" in text)
+    store = int(re.search(r"--nccl-port (\d+)", words)[1])
     run.end(280)
     run.check_whole(3)
+    fixed = {name: {port for port in ports if not 20000 <= port < 21000} for name, ports in found.items()}
+    ray = {6380, 6381, 6384}
+    assert fixed == {"h1": {6379, *ray}, "h2": {store, *ray}, "h3": ray}, found
+    workers = {who.split('"')[1] for ports in found.values() for port, who in ports.items() if 20000 <= port < 21000}
+    assert all(name.startswith(("ray::", "python")) for name in workers), found
     measured = [record for record in run.records() if record.node == "h2"]
     assert measured
     assert all(record.outcome.status == "completed" for record in measured)
     logs = run.server_logs()
     assert all("max_total_num_tokens" in logs[record.number] for record in measured)
-
-
-def test_who_listens_where(study, cluster):
-    """While a study runs: what Ray binds to all interfaces is what docs/cluster.md says, and nothing else is there."""
-    run = study("listening", 100).start()
-    for host in cluster.lab.hosts:
-        run.await_busy(host)
-    found = {host.name: everywhere(host) for host in cluster.lab.hosts}
-    run.interrupt()
-    fixed = {name: {port for port in ports if not 20000 <= port < 21000} for name, ports in found.items()}
-    assert fixed == {"h1": {6379, 6380, 6381, 6384}, "h2": {6380, 6381, 6384}, "h3": {6380, 6381, 6384}}, found
-    owners = {who.split('"')[1] for ports in found.values() for port, who in ports.items() if port >= 20000}
-    assert all(name.startswith(("ray::", "python")) for name in owners), found
 
 
 def everywhere(host):
