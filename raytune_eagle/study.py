@@ -10,10 +10,9 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from raytune_eagle import gates
-from raytune_eagle.confirm import Lineup, late_lineup, lineup
+from raytune_eagle.confirm import Confirmation
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.identity import STARTED, check_same, written
 from raytune_eagle.model import Completed, Config, Event, Failed, Job, Kind, TrialRecord, Workload
@@ -95,7 +94,7 @@ class Study:
         events = list(store.read_events(self.spec.name))
         check_same(self.spec, workload, events)
         self.trials = [record for record in self.records if record.kind == "trial"]
-        self._confirms = [record for record in self.records if record.kind == "confirm"]
+        self._confirmation = Confirmation(self.records, space.baseline(), self.spec.confirm, space.key)
         self._reference = Reference(())
         self._taken, self._lowest = {record.number for record in self.records}, 0
         self._benches: dict[str, Bench] = {}
@@ -115,7 +114,9 @@ class Study:
     def done(self) -> bool:
         """Whether the budget of trials is used up, or every valid point was launched, and the best are confirmed."""
         searched = len(self.trials) >= self.spec.budget.trials or self._exhausted
-        return (searched or len({r.key for r in self.trials}) >= self._reachable()) and self._confirming() is None
+        return (
+            searched or len({r.key for r in self.trials}) >= self._reachable()
+        ) and self._confirmation.line() is None
 
     def learn_from(self, launches: Iterable[Launch]) -> None:
         """Take what earlier studies know of this one's points; before `run`."""
@@ -200,32 +201,15 @@ class Study:
         if bench.since_baseline and not bench.failures:
             return Task(self._number(), "baseline", self.space.baseline())
         busy = [(other, task.kind) for other, task in self._busy.values()]
-        line = None if any(kind == "trial" for _, kind in busy) else self._confirming()
-        if line is None:
+        if any(kind == "trial" for _, kind in busy):
             return None
         confirming = {other.name for other, kind in busy if kind == "confirm"}
-        midway = {name for name in names - {node.name} if line.in_the_middle(name, self._confirms)}
-        begun = line.full_rounds(self._confirms) + len(confirming | midway)
-        if begun >= self.spec.confirm.rounds:
-            return None
-        return Task(self._number(), "confirm", line.next_on(node.name, self._confirms, begun).config)
-
-    def _confirming(self) -> Lineup | None:
-        """What is still to be confirmed of the trials so far; None when nothing is."""
-        confirm, records, first = self.spec.confirm, self._confirms, self._lineup
-        if first is None or first.full_rounds(records) < confirm.rounds:
-            return first
-        late = late_lineup(records, first, self.space.key)
-        return late if late is not None and late.full_rounds(records) < confirm.rounds else None
-
-    @cached_property
-    def _lineup(self) -> Lineup | None:
-        """What the first rounds launch: of thousands of trials not ranked anew for each node that is free."""
-        return lineup(self.records, self.space.baseline(), self.spec.confirm, self.space.key)
+        config = self._confirmation.next_on(node.name, names, confirming)
+        return config and Task(self._number(), "confirm", config)
 
     def _waits_to_confirm(self, fleet: Fleet, began: float) -> bool:
         """Whether there is something to confirm and, once the hours are over, a node that could: it ends some time."""
-        if self._confirming() is None:
+        if self._confirmation.line() is None:
             return False
         able = any(fleet.now() >= self._benches[node.name].away_until for node in fleet.nodes())
         return able or fleet.now() - began < self.spec.budget.hours * 3600
@@ -323,10 +307,7 @@ class Study:
         self.records.append(brief(record))
         if record.kind == "trial":
             self.trials.append(self.records[-1])
-        if record.kind == "confirm":
-            self._confirms.append(self.records[-1])
-        else:
-            self.__dict__.pop("_lineup", None)
+        self._confirmation.add(self.records[-1])
         self._note_plain(record)
         if task.proposal is not None:
             self._search.tell(task.proposal, record)

@@ -17,7 +17,7 @@ def since(began):
 
 def test_servers_and_an_actor_die(study, times):
     """Servers that are killed or hang: a class, and the node's next launch within 15 s. An actor: asked again."""
-    run = study("servers", 100, round_ms=10).start()
+    run = study("servers", 100, round_ms=40).start()
     _, second, third = run.cluster.lab.hosts
     for host, number, patience in ((second, signal.SIGKILL, 0), (third, signal.SIGSTOP, 10)):  # request_timeout_s: 10
         pid, at, began = run.await_trial(host), len(run.text()), time.monotonic()
