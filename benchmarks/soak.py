@@ -39,7 +39,7 @@ def spec_in(folder: Path) -> Path:
 
 
 def soak(nodes: int, trials: int, folder: Path) -> list[tuple[int, float, float]]:
-    """Trials done, seconds since the start, resident MiB; every `STEP` trials and at the end."""
+    """Launches with speculation, seconds since the start, resident MiB; every `STEP` launches and at the end."""
     words = [sys.executable, "-m", "raytune_eagle", "run", spec_in(folder), "--cluster", "simulated:kimi-k25", "--json"]
     words += ["--nodes", nodes, "--trials", trials, "--results", folder / "results"]
     done, seen, began = 0, [], time.monotonic()
@@ -51,7 +51,7 @@ def soak(nodes: int, trials: int, folder: Path) -> list[tuple[int, float, float]
         done += one_more
         if event["name"] == "study_done" or (one_more and done % STEP == 0):
             seen.append((done, time.monotonic() - began, process.memory_info().rss / MIB))
-            print("{:5d} trials {:7.1f} s {:7.1f} MiB".format(*seen[-1]), flush=True)
+            print("{:5d} launches {:7.1f} s {:7.1f} MiB".format(*seen[-1]), flush=True)
     if run.wait() or not seen:
         sys.exit(f"run ended with {run.returncode}")
     return seen
@@ -67,8 +67,8 @@ def main() -> None:
         seen = soak(asked.nodes, asked.trials, Path(folder))
     (early, early_s, early_mib), (late, late_s, late_mib) = seen[len(seen) // 4], seen[-1]
     per_trial = 1000 * (late_s - early_s) / max(1, late - early)
-    figures = {"trials": late, "mib_early": round(early_mib, 1), "mib_late": round(late_mib, 1)}
-    print(json.dumps({**figures, "growth": round(late_mib / early_mib, 3), "ms_per_trial": round(per_trial, 2)}))
+    figures = {"launches": late, "mib_early": round(early_mib, 1), "mib_late": round(late_mib, 1)}
+    print(json.dumps({**figures, "growth": round(late_mib / early_mib, 3), "ms_per_launch": round(per_trial, 2)}))
     sys.exit(late_mib > FLAT * early_mib)
 
 

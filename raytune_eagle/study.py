@@ -28,7 +28,8 @@ _MOST_TRIES = 3
 """A trial is asked again at most twice when machines fail under it."""
 _TAKEN_DOWN = 2
 """A configuration under which so many different nodes failed is lost, not asked again."""
-_QUARANTINE_S = 30.0
+_QUARANTINE_S = 10.0
+"""For the first failure of a machine in a row; twice as long for each further one."""
 _NO_NODE_S = 300.0
 _FLUSH_S = 60.0
 _RECENT = 50

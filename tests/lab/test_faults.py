@@ -16,16 +16,20 @@ def since(began):
 
 
 def test_servers_and_an_actor_die(study, times):
-    """Servers that are killed or hang: a class, and the node's next launch within 15 s. An actor: asked again."""
+    """A server that is killed, one that hangs, an actor: told as what it is, and the node's next launch within 15 s."""
     run = study("servers", 100, round_ms=40).start()
     _, second, third = run.cluster.lab.hosts
-    for host, number, patience in ((second, signal.SIGKILL, 0), (third, signal.SIGSTOP, 10)):  # request_timeout_s: 10
+    for host, number, told in (
+        (second, signal.SIGKILL, "put aside .*killed_by_os"),  # whose fault the machine is: the trial is asked again
+        (third, signal.SIGSTOP, "done +failed: requests_failed: .*timed out after 10 s"),
+    ):
         pid, at, began = run.await_trial(host), len(run.text()), time.monotonic()
         host.run("kill", f"-{number.value}", str(pid))
-        run.await_line(rf"{host.name} #\d+ +done +failed", 30, at)
+        run.await_line(rf"{host.name} #\d+ +{told}", 25, at)
+        times[f"server {number.name}: told"] = since(began)
+        told_at = time.monotonic()
         run.await_line(rf"{host.name} #\d+ +launching", 15, at)
-        times[f"server {number.name}: next trial"] = since(began)
-        assert since(began) < 15 + patience
+        times[f"server {number.name}: next launch there, after that"] = since(told_at)
     run.await_trial(second)
     at, began = len(run.text()), time.monotonic()
     second.kill("ray::Owner")
@@ -37,9 +41,8 @@ def test_servers_and_an_actor_die(study, times):
     times["actor SIGKILL: node in use again"] = since(began)
     run.interrupt()
     run.check_whole()
-    failed = [record.outcome.failure_class for record in run.records() if record.outcome.status != "completed"]
-    assert len(failed) == 2
-    assert "unknown" not in failed
+    failed = [record for record in run.records() if record.outcome.status != "completed"]
+    assert [record.outcome.failure_class for record in failed] == ["requests_failed"]
 
 
 def test_links_are_cut_for_a_while(study, times):
@@ -56,13 +59,14 @@ def test_links_are_cut_for_a_while(study, times):
     second.heal()
     run.await_line("h2 .*back", 20, at)
     times["silent drop of 10 s: back after"] = since(began)
+    assert servers(second) == [pids[second]]
+    assert servers(third) == [pids[third]]
     run.await_line("h3 .*no answer", 1, at)
     time.sleep(max(0.0, 40 - since(began)))
     third.heal()
     run.await_line("h3 .*back", 30, at)
     times["silent drop of 40 s: back after"] = since(began)
-    for host, pid in pids.items():
-        assert servers(host) == [pid]
+    for host in pids:
         run.await_line(rf"{host.name} #\d+ +done +\d", 90, at)
     run.interrupt()
     run.check_whole()
