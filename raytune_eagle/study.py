@@ -206,7 +206,7 @@ class Study:
             return None
         confirming = {other.name for other, kind in busy if kind == "confirm"}
         config = self._confirmation.next_on(node.name, names, confirming)
-        return config and Task(self._number(), "confirm", config)
+        return None if config is None else Task(self._number(), "confirm", config)
 
     def _waits_to_confirm(self, fleet: Fleet, began: float) -> bool:
         """Whether there is something to confirm and, once the hours are over, a node that could: it ends some time."""

@@ -65,16 +65,13 @@ def test_head_is_powered_off_and_booted(study, times):
 
 
 def test_down_leaves_no_raylet(cluster, times):
-    """`ray down`, last of all: the head goes at once, the workers follow by themselves; their log monitor may stay."""
+    """`ray down`, last of all: the head goes at once, the workers follow by themselves, but for Ray's own helpers."""
     began = time.monotonic()
     cluster.down()
     hosts = cluster.lab.hosts
     await_true(lambda: not any(host.find("raylet/raylet") for host in hosts), 120, "raylets live")
     times["ray down: no raylet on any host"] = round(time.monotonic() - began, 1)
-    await_true(lambda: not left_of_ray(hosts), 30, lambda: str(left_of_ray(hosts)))
-    times["ray down: nothing but log monitors"] = round(time.monotonic() - began, 1)
-
-
-def left_of_ray(hosts):
-    """Command lines of what still runs."""
-    return [words for host in hosts for words in host.processes().values() if "log_monitor.py" not in words]
+    left = [words for host in hosts for words in host.processes().values()]
+    helpers = ("log_monitor.py", "ray::DashboardAgent", "ray::RuntimeEnvAgent")  # docs/cluster.md
+    assert [words for words in left if not any(name in words for name in helpers)] == []
+    assert not cluster.head.processes()
