@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 
 LAB_PACKAGES := openssh-server rsync iproute2 iptables util-linux procps
 
-.PHONY: setup demo browser test test-fast lab lint format clean
+.PHONY: setup demo browser test test-fast lab soak lint format clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,10 @@ lab: setup
 	@test "$$(id -u)" = 0 || { echo "make lab: needs root, for namespaces and a bridge of its own" >&2; exit 1; }
 	@dpkg --status $(LAB_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(LAB_PACKAGES); } || { echo "make lab: install $(LAB_PACKAGES)" >&2; exit 1; }
 	$(BIN)/python -m pytest -m lab tests/lab
+
+# 2,000 simulated trials on 64 nodes, and the driver's memory meanwhile; figures are in docs/reliability.md.
+soak: setup
+	$(BIN)/python benchmarks/soak.py
 
 format: setup
 	$(BIN)/ruff check --fix .

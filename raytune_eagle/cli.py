@@ -24,9 +24,10 @@ from raytune_eagle.cli_probe import probe
 from raytune_eagle.cli_results import COMMANDS, FAILED, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.live import Live
-from raytune_eagle.model import Event, TrialRecord, Workload
+from raytune_eagle.model import Event, Workload
 from raytune_eagle.patience import PATIENCE_S, PatientStore
 from raytune_eagle.report import console as shown
+from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.progress import Board, Json, Lines, Progress
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
@@ -100,11 +101,13 @@ def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) ->
     if detach:
         _detach(spec, where)
         return
-    records = _run(spec, results, _Way(where, nodes, earlier, patience), _progress(spec, as_json=as_json))
+    _run(spec, results, _Way(where, nodes, earlier, patience), _progress(spec, as_json=as_json))
+    store = ParquetStore(results)
+    records = Facts(store, spec.name).records if store.count(spec.name) else []
     console = Console(stderr=True) if as_json else stdout()
     shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
-    say(shown.put_aside(ParquetStore(results).read_events(spec.name)))
+    say(shown.put_aside(store.read_events(spec.name)))
     if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
         sys.exit(FAILED)
 
@@ -140,7 +143,7 @@ class _Way(NamedTuple):
     patience_s: float
 
 
-def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> list[TrialRecord]:
+def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
     # Ray and Optuna take seconds to import, which no other command need wait for.
     from raytune_eagle import warm_start  # noqa: PLC0415
     from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
@@ -158,7 +161,8 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> list[TrialR
     if workload and not mistakes.problems:
         refuse_mixture(store.read(spec.name), way.where)
         if study := _spent(spec, workload, store):
-            return _nothing_left(study, console)
+            _nothing_left(study, console)
+            return
     if console.is_terminal:
         console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
     space, notes = _understood(spec, survey(spec, workload, way.where, way.nodes), mistakes)
@@ -173,7 +177,8 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> list[TrialR
         study = Study(space, workload, patient, _both(live.say, progress), held_out=held_out)
         progress.records = study.records
         if study.done():
-            return _nothing_left(study, console)
+            _nothing_left(study, console)
+            return
         fleet = stack.enter_context(open_fleet(spec, way.where, way.nodes, study.note))
         _end_on_signals()  # again: Ray has put its own handlers in the place of ours
         if sources:
@@ -181,7 +186,6 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> list[TrialR
         live.begin()
         stack.enter_context(progress)
         study.run(SteeredFleet(fleet, live.wishes, study.note, spec.name))
-    return study.records
 
 
 def _both(one: Callable[[Event], None], other: Callable[[Event], None]) -> Callable[[Event], None]:
@@ -245,9 +249,8 @@ def _spent(spec: Spec, workload: Workload, store: ParquetStore) -> Study | None:
     return study if len(study.trials) >= spec.budget.trials and study.done() else None
 
 
-def _nothing_left(study: Study, console: Console) -> list[TrialRecord]:
+def _nothing_left(study: Study, console: Console) -> None:
     console.print(f"study {study.spec.name} is done: {len(study.trials)} trials; nothing to launch")
-    return study.records
 
 
 def _held_out(spec: Spec, workload: Workload) -> Workload:

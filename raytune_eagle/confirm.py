@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from raytune_eagle.model import Completed, Config, TrialRecord
@@ -85,6 +86,55 @@ class Lineup:
                 taken[place] += 1
                 found.append(record)
         return found
+
+
+class Confirmation:
+    """What is still to be confirmed of one study; what it knows of is added launch by launch.
+
+    Args:
+        records: of the study so far.
+        baseline: plain decoding as configured.
+        confirm: how much is confirmed.
+        key_of: names the point that a configuration is.
+    """
+
+    def __init__(self, records: Sequence[TrialRecord], baseline: Config, confirm: Confirm, key_of: KeyOf) -> None:
+        self._baseline, self._confirm, self._key_of = baseline, confirm, key_of
+        self._searched: list[TrialRecord] = []
+        self._launched: list[TrialRecord] = []
+        for record in records:
+            self.add(record)
+
+    def add(self, record: TrialRecord) -> None:
+        """Take one more launch, of whatever kind."""
+        if record.kind == "confirm":
+            self._launched.append(record)
+        else:
+            self._searched.append(record)
+            self.__dict__.pop("_first", None)
+
+    @cached_property
+    def _first(self) -> Lineup | None:
+        """Thousands of trials are not ranked anew for each node that is free."""
+        return lineup(self._searched, self._baseline, self._confirm, self._key_of)
+
+    def line(self) -> Lineup | None:
+        """What the rounds that are not through launch; None when nothing is left to confirm."""
+        first, launched, rounds = self._first, self._launched, self._confirm.rounds
+        if first is None or first.full_rounds(launched) < rounds:
+            return first
+        late = late_lineup(launched, first, self._key_of)
+        return late if late is not None and late.full_rounds(launched) < rounds else None
+
+    def next_on(self, node: str, names: set[str], confirming: set[str]) -> Config | None:
+        """What `node`, one of `names`, launches next while others are `confirming`; None when enough is begun."""
+        line, launched = self.line(), self._launched
+        if line is None:
+            return None
+        others = {record.node for record in launched} & names - {node}
+        midway = {name for name in others if line.in_the_middle(name, launched)}
+        begun = line.full_rounds(launched) + len(confirming | midway)
+        return line.next_on(node, launched, begun).config if begun < self._confirm.rounds else None
 
 
 def lineup(records: Sequence[TrialRecord], baseline: Config, confirm: Confirm, key_of: KeyOf) -> Lineup | None:

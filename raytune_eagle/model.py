@@ -331,10 +331,12 @@ class NodeFacts(Value):
     Attributes:
         hardware: one line, for example ``8x NVIDIA H200`` or ``1 core of Intel(R) Xeon(R)``.
         versions: of sglang, torch, nccl, driver, …, as far as they are there.
+        gpu_ids: UUIDs of its GPUs, sorted; empty without GPUs and in records from before they were kept.
     """
 
     hardware: str = ""
     versions: dict[str, str] = {}
+    gpu_ids: tuple[str, ...] = ()
 
 
 class Best(Value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from raytune_eagle.model import Best, Completed, Failed, Measurement, TrialRecord
+from raytune_eagle.model import Best, Completed, Failed, Measurement, ServerFacts, TrialRecord
 from raytune_eagle.reference import Reference
 from raytune_eagle.spec import Objective, Spec
 from raytune_eagle.statistics import tabulate
@@ -29,18 +29,30 @@ def objective_value(objective: Objective, record: TrialRecord, reference: Refere
     return math.exp(math.fsum(math.log(figure) for figure in figures) / len(figures))
 
 
-def to_beat(objective: Objective, records: Sequence[TrialRecord], reference: Reference, node: str) -> tuple[Best, ...]:
-    """The best launch that was searched and measured to its end, as `node` would have given it; empty without one."""
-    known = [
-        (value, record)
-        for record in records
-        if record.kind == "trial" and record.status == "completed"
-        if (value := objective_value(objective, record, reference)) is not None
-    ]
-    if not known:
-        return ()
-    best = max(known, key=lambda pair: pair[0])[1]
-    return tuple(_best(best, m, reference, node) for m in best.outcome.measurements)  # type: ignore[union-attr]
+class Leader:
+    """The best launch that was searched and measured to its end, with its requests: what the others have to beat."""
+
+    def __init__(self, objective: Objective, reference: Reference) -> None:
+        self._objective, self._reference = objective, reference
+        self._record: TrialRecord | None = None
+
+    def add(self, record: TrialRecord) -> None:
+        """Look at one more launch."""
+        if record.kind != "trial" or record.status != "completed":
+            return
+        value, best = self._value(record), self._record and self._value(self._record)
+        if value is not None and (best is None or value > best):
+            self._record = record
+
+    def _value(self, record: TrialRecord) -> float | None:
+        return objective_value(self._objective, record, self._reference)
+
+    def to_beat(self, node: str) -> tuple[Best, ...]:
+        """Its figures as `node` would have given them, by concurrency; empty without one."""
+        record = self._record
+        if record is None or not isinstance(record.outcome, Completed):
+            return ()
+        return tuple(_best(record, figures, self._reference, node) for figures in record.outcome.measurements)
 
 
 def _best(record: TrialRecord, figures: Measurement, reference: Reference, node: str) -> Best:
@@ -99,6 +111,12 @@ def same_text(outcome: Completed | Failed, baseline: Completed | None) -> dict[i
     return {concurrency: sum(equal) / len(equal) for concurrency, equal in shares.items()}
 
 
+def brief(record: TrialRecord) -> TrialRecord:
+    """Without requests, log and the server's arguments: thousands of launches would fill the memory."""
+    left_out = {"requests": (), "server_log": b"", "server": ServerFacts(version=record.outcome.server.version)}
+    return record.model_copy(update={"outcome": record.outcome.model_copy(update=left_out)})
+
+
 def _texts(outcome: Completed) -> dict[tuple[int, str], str]:
     """Hash of the first measured answer to each prompt."""
     texts: dict[tuple[int, str], str] = {}
@@ -111,7 +129,8 @@ def _texts(outcome: Completed) -> dict[tuple[int, str], str]:
 def hopeless(spec: Spec, records: Sequence[TrialRecord]) -> str | None:
     """Why, after the last of these launches, no other of the study can succeed; None while one may.
 
-    Plain decoding itself failed; or the only draft is at fault, and no launch with it has succeeded: at once where
+    Plain decoding itself failed, and nowhere came to figures; once more where it had been ready (a server may be killed
+    by anything). Or the only draft is at fault, and no launch with it has succeeded: at once where
     it is no EAGLE-3 draft, after three launches where a configuration might be to blame as well.
     """
     last = records[-1]
@@ -119,6 +138,10 @@ def hopeless(spec: Spec, records: Sequence[TrialRecord]) -> str | None:
         return None
     name, detail = last.outcome.failure_class, last.outcome.failure_detail
     if last.kind == "baseline":
+        plains = [record.outcome for record in records if record.kind == "baseline"]
+        first = len(plains) == 1 and last.outcome.failure_phase == "bench"
+        if first or any(outcome.status == "completed" for outcome in plains):
+            return None
         return f"plain decoding itself fails with these engine settings: {name}: {detail}"
     drafted = [record for record in records if record.config.speculative]
     if last not in drafted or len(spec.engine.draft) > 1 or any(r.outcome.status == "completed" for r in drafted):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from raytune_eagle.errors import StoreError
 from raytune_eagle.model import FlagValue
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 VERSION_KEY = b"raytune_eagle.schema"
 PARAMETERS_KEY = b"raytune_eagle.parameters"
 
@@ -62,6 +62,7 @@ _LAUNCH = (
     Column("sglang_version", TEXT, "", "version that the running server gave; null when unknown"),
     Column("versions", TEXT_MAP, "", "versions of what the node has installed"),
     Column("hardware", TEXT, "", "one line on the machine; null when unknown"),
+    Column("gpu_ids", pa.list_(TEXT), "", "UUIDs of its GPUs, sorted; empty without GPUs", 3),
     Column("launch_s", REAL, "s", "from the start of the process until its HTTP port answered; null: not reached"),
     Column("ready_s", REAL, "s", "from then until a generation succeeded; null: not reached"),
     Column("warmup_s", REAL, "s", "of the warm-up pass; null: not reached"),

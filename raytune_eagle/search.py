@@ -64,7 +64,9 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(direction="maximize", sampler=_sampler(space))
         self._seen: set[str] = set()
-        self._grid = space.points() if self._settings.sampler == "grid" else iter(())
+        # what learns nothing has its order at once: every valid point, as written or shuffled
+        orders = {"grid": None, "random": self._settings.seed}
+        self._order = space.points(orders[self._settings.sampler]) if self._settings.sampler in orders else None
         for record in records:
             if record.kind == "trial":
                 self._seen |= {record.key, space.key(record.config)}  # two where more is known of the nodes by now
@@ -126,8 +128,8 @@ class Search:
         self._study.tell(proposal.trial, value, state=state)
 
     def _choose(self) -> Proposal | None:
-        if self._settings.sampler == "grid":
-            return self._first_unseen(self._grid)
+        if self._order is not None:
+            return self._first_unseen(self._order)
         for _ in range(_MOST_ASKS if len(self._seen) < self._space.size else 0):
             trial = self._study.ask()
             settled = self._space.settle(self._space.suggest(trial))
@@ -148,6 +150,8 @@ class Search:
         return None
 
     def _replay(self, record: TrialRecord) -> None:
+        if self._order is not None:  # nothing is learnt
+            return
         told = self._space.told(record.config)
         if told is None:  # a start outside the space: kept and ranked, but no sampler could have asked for it
             return
@@ -249,7 +253,7 @@ def _sampler(space: Space) -> optuna.samplers.BaseSampler:
     if settings.sampler == "gp":
         _require_gp()
         return optuna.samplers.GPSampler(seed=settings.seed)
-    return optuna.samplers.RandomSampler(seed=settings.seed)
+    return optuna.samplers.RandomSampler(seed=settings.seed)  # not asked: the points have their order, see `Search`
 
 
 def _require_gp() -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from raytune_eagle import gates
-from raytune_eagle.confirm import Lineup, late_lineup, lineup
+from raytune_eagle.confirm import Confirmation
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.identity import STARTED, check_same, written
 from raytune_eagle.model import Best, Completed, Config, Event, Failed, Job, Kind, TrialRecord, Workload
-from raytune_eagle.outcomes import hopeless, in_words, same_text, speedup, to_beat, violations
+from raytune_eagle.outcomes import Leader, brief, hopeless, in_words, same_text, speedup, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers.observed import Launch
@@ -28,7 +28,8 @@ _MOST_TRIES = 3
 """A trial is asked again at most twice when machines fail under it."""
 _TAKEN_DOWN = 2
 """A configuration under which so many different nodes failed is lost, not asked again."""
-_QUARANTINE_S = 60.0
+_QUARANTINE_S = 10.0
+"""For the first failure of a machine in a row; twice as long for each further one."""
 _NO_NODE_S = 300.0
 _FLUSH_S = 60.0
 _RECENT = 50
@@ -69,6 +70,10 @@ class Study:
 
     Raises:
         SpecError: records of another spec stand under this name.
+
+    Attributes:
+        records: of all launches, growing; brief, see `raytune_eagle.outcomes.brief`.
+        trials: those that count against the budget.
     """
 
     def __init__(
@@ -83,17 +88,23 @@ class Study:
         self.space, self.spec = space, space.spec
         # keyed anew: the rules may have learnt since that a point goes by another name
         kept = store.read(space.spec.name)
-        self.records = [record.model_copy(update={"key": space.key(record.config)}) for record in kept]
+        whole = [record.model_copy(update={"key": space.key(record.config)}) for record in kept]
+        self.records = [brief(record) for record in whole]
         self._workload, self._held_out = workload, held_out or workload
         self._store, self._listener = store, listener
         events = list(store.read_events(self.spec.name))
         check_same(self.spec, workload, events)
+        self.trials = [record for record in self.records if record.kind == "trial"]
+        self._confirmation = Confirmation(self.records, space.baseline(), self.spec.confirm, space.key)
         self._reference = Reference(())
-        self._taken = {record.number for record in self.records}
+        self._taken, self._lowest = {record.number for record in self.records}, 0
         self._benches: dict[str, Bench] = {}
-        for record in self.records:
+        for record in whole:
             self._note_plain(record)
-        self._search = Search(space, self.records, self._reference)
+        self._leader = Leader(self.spec.objective, self._reference)
+        for record in whole:
+            self._leader.add(record)
+        self._search = Search(space, whole, self._reference)
         self._losses = Counter[str]()
         self._again: deque[Task] = deque()
         self._busy: dict[Pending, tuple[Node, Task]] = {}
@@ -104,15 +115,12 @@ class Study:
         self._told = self._exhausted
 
     # ------------------------------------------------------------------------------------------------- what is known
-    @property
-    def trials(self) -> list[TrialRecord]:
-        """Launches that count against the budget."""
-        return [record for record in self.records if record.kind == "trial"]
-
     def done(self) -> bool:
         """Whether the budget of trials is used up, or every valid point was launched, and the best are confirmed."""
         searched = len(self.trials) >= self.spec.budget.trials or self._exhausted
-        return (searched or len({r.key for r in self.trials}) >= self._reachable()) and self._confirming() is None
+        return (
+            searched or len({r.key for r in self.trials}) >= self._reachable()
+        ) and self._confirmation.line() is None
 
     def learn_from(self, launches: Iterable[Launch]) -> None:
         """Take what earlier studies know of this one's points; before `run`."""
@@ -185,12 +193,12 @@ class Study:
     def _to_beat(self, node: Node) -> tuple[Best, ...]:
         if not self.spec.search.end_hopeless:
             return ()
-        return to_beat(self.spec.objective, self.records, self._reference, node.name)
+        return self._leader.to_beat(node.name)
 
     def _next(self, node: Node, names: set[str]) -> Task | None:
         """A node first measures plain decoding, and again every so often; then what was lost elsewhere; then new."""
         bench = self._benches[node.name]
-        if "baseline" not in bench.plain or bench.since_baseline >= self.spec.baseline.every:
+        if not _same_gpus(bench.plain.get("baseline"), node) or bench.since_baseline >= self.spec.baseline.every:
             return Task(self._number(), "baseline", self.space.baseline())
         again = next((t for t in self._again if node.name not in t.lost_on or names <= set(t.lost_on)), None)
         if again is not None:
@@ -209,28 +217,15 @@ class Study:
         if bench.since_baseline and not bench.failures:
             return Task(self._number(), "baseline", self.space.baseline())
         busy = [(other, task.kind) for other, task in self._busy.values()]
-        line = None if any(kind == "trial" for _, kind in busy) else self._confirming()
-        if line is None:
+        if any(kind == "trial" for _, kind in busy):
             return None
         confirming = {other.name for other, kind in busy if kind == "confirm"}
-        midway = {name for name in names - {node.name} if line.in_the_middle(name, self.records)}
-        begun = line.full_rounds(self.records) + len(confirming | midway)
-        if begun >= self.spec.confirm.rounds:
-            return None
-        return Task(self._number(), "confirm", line.next_on(node.name, self.records, begun).config)
-
-    def _confirming(self) -> Lineup | None:
-        """What is still to be confirmed of the trials so far; None when nothing is."""
-        confirm, records = self.spec.confirm, self.records
-        first = lineup(records, self.space.baseline(), confirm, self.space.key)
-        if first is None or first.full_rounds(records) < confirm.rounds:
-            return first
-        late = late_lineup(records, first, self.space.key)
-        return late if late is not None and late.full_rounds(records) < confirm.rounds else None
+        config = self._confirmation.next_on(node.name, names, confirming)
+        return None if config is None else Task(self._number(), "confirm", config)
 
     def _waits_to_confirm(self, fleet: Fleet, began: float) -> bool:
         """Whether there is something to confirm and, once the hours are over, a node that could: it ends some time."""
-        if self._confirming() is None:
+        if self._confirmation.line() is None:
             return False
         able = any(fleet.now() >= self._benches[node.name].away_until for node in fleet.nodes())
         return able or fleet.now() - began < self.spec.budget.hours * 3600
@@ -260,9 +255,10 @@ class Study:
 
     def _number(self) -> int:
         """The lowest number never used: one whose launch left no record is used again."""
-        number = next(n for n in range(len(self._taken) + 1) if n not in self._taken)
-        self._taken.add(number)
-        return number
+        while self._lowest in self._taken:
+            self._lowest += 1
+        self._taken.add(self._lowest)
+        return self._lowest
 
     # -------------------------------------------------------------------------------------------- what came of a launch
     def _settle(self, fleet: Fleet, pending: Pending) -> None:
@@ -271,7 +267,8 @@ class Study:
         trouble: NodeError | None = None
         try:
             outcome = pending.result()
-            self._benches[node.name].failures = 0
+            if task.kind != "baseline" or isinstance(outcome, Completed):
+                self._benches[node.name].failures = 0
         except NodeError as exc:
             outcome, trouble = exc.outcome, exc
         if task.lost_on and any(record.number == task.number for record in self.records):
@@ -318,11 +315,16 @@ class Study:
             self._again.append(task)
         else:
             self._taken.discard(task.number)
+            self._lowest = min(self._lowest, task.number)
 
     def _keep(self, fleet: Fleet, node: Node, task: Task, outcome: Completed | Failed) -> None:
         record = self._record(fleet, node, task, outcome)
         self._store.append(record)
-        self.records.append(record)
+        self.records.append(brief(record))
+        if record.kind == "trial":
+            self.trials.append(self.records[-1])
+            self._leader.add(record)
+        self._confirmation.add(self.records[-1])
         self._note_plain(record)
         if task.proposal is not None:
             self._search.tell(task.proposal, record)
@@ -330,6 +332,8 @@ class Study:
         self._flush()
         if why := hopeless(self.spec, self.records):
             raise SpecError(why)
+        if record.kind == "baseline" and isinstance(outcome, Failed):  # which works elsewhere, or may the next time
+            self._put_aside(fleet, node, task, NodeError(f"plain decoding failed: {outcome.failure_class}"))
 
     def _record(self, fleet: Fleet, node: Node, task: Task, outcome: Completed | Failed) -> TrialRecord:
         plain = self._benches[node.name].plain.get("confirm" if task.kind == "confirm" else "baseline")
@@ -384,3 +388,11 @@ class Study:
         with self._lock:
             events, self._events = self._events, []
         self._store.append_events(self.spec.name, events)
+
+
+def _same_gpus(plain: TrialRecord | None, node: Node) -> bool:
+    """Whether plain decoding was measured on the GPUs that a node of this name has now; where nobody knows, it was."""
+    if plain is None:
+        return False
+    then, now = plain.facts.gpu_ids, node.facts.gpu_ids
+    return then == now or not then or not now

@@ -116,7 +116,7 @@ def test_another_winner_gets_plain_decoding_under_its_own_settings():
         return Answer(completed(surface(job.config) * (1.3 if lucky else 1.0)), 300.0)
 
     store = ListStore()
-    run(store, ["a"], respond)
+    run(store, ["a"], respond, make_space(confirm={}, search__seed=6))
     found = sides(store.records, 1)
     assert found.best.config.env == {"NCCL_PROTO": "LL"}
     assert found.same.config.env == {"NCCL_PROTO": "LL"}

@@ -116,5 +116,7 @@ def test_a_study_over_nodes_of_several_gpus(tmp_path, pair, name, nodes, given):
     trials = pd.read_parquet(results / f"study={yaml.safe_load(path.read_text())['name']}" / "trials")
     assert set(trials["status"]) == {"completed"}
     assert set(trials["hardware"]) == {f"{len(given[0].split(','))}x NVIDIA Fake"}
+    every = {gpu for ids in trials["gpu_ids"] for gpu in ids}
+    assert every == {f"GPU-{int(index):08d}" for visible in given for index in visible.split(",")}
     assert {"LL"} == set(trials["nccl_proto"].dropna())
     assert set(trials["node"]) == {f"local-{index}" for index in range(nodes)}

@@ -17,6 +17,7 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 ELSEWHERE = {
     "make demo": "test_end_to_end.py runs its study",
     "make lab": "several hosts, some 20 minutes",
+    "make soak": "some minutes, and it proves no line of the README",
     "make test": "runs this",
     "make test-fast": "runs this",
     "pip install": "needs GPUs to be of use",

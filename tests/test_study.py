@@ -8,7 +8,7 @@ import pytest
 from made import SPEC, WORKLOAD, ListStore, completed, failed, make_space, surface
 
 from raytune_eagle.errors import NodeError, SpecError
-from raytune_eagle.model import Completed, Failed, Prompt
+from raytune_eagle.model import Completed, Failed, NodeFacts, Prompt
 from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
 from raytune_eagle.study import Study
 
@@ -59,6 +59,17 @@ def test_baseline_again_every_so_often():
     run(store, SimulatedFleet(["a"], measured), make_space(baseline={"every": 4}))
     order = [r.kind[0] for r in sorted(store.records, key=lambda r: r.started_at)]
     assert "".join(order) == "bttttbttttbttttb"
+
+
+@pytest.mark.parametrize(("gpus", "order"), [(("A", "B"), "btttbtttb"), (("A", "C"), "btttbbtttb"), ((), "btttbtttb")])
+def test_a_node_with_other_gpus_measures_plain_decoding_anew(gpus, order):
+    """A node is its name and its GPUs: whether plain decoding is known does not depend on Ray's ids, but on those."""
+    store = ListStore()
+    for trials, ids in ((3, ("A", "B")), (6, gpus)):
+        start = max((r.ended_at for r in store.records), default=0.0)
+        fleet = SimulatedFleet(["a"], measured, start, NodeFacts(gpu_ids=ids))
+        run(store, fleet, make_space(budget={"trials": trials}))
+    assert "".join(r.kind[0] for r in sorted(store.records, key=lambda r: r.started_at)) == order
 
 
 def test_speedup_and_text_are_against_the_same_node():
@@ -269,6 +280,23 @@ def test_outcome_survives_a_machine_that_fails_at_the_end():
     study = run(store, SimulatedFleet(["a"], respond))
     assert study.records[3].outcome.measurements[0].output_throughput == 123.0
     assert any(e.name == "node_quarantined" for e in store.events)
+
+
+@pytest.mark.parametrize(("phase", "elsewhere"), [("bench", False), ("launch", True)])
+def test_plain_decoding_that_fails_once_stops_nothing(phase, elsewhere):
+    """A server that was killed while it was measured, or a node on which it fails: it rests and tries again."""
+    down = Failed(failure_class="killed_by_os", failure_phase=phase, failure_detail="made for a test")
+
+    def respond(node, job):
+        first = node == "a" and not any(r.node == "a" for r in store.records)
+        late = first and elsewhere
+        return Answer(down if first else completed(surface(job.config)), 500.0 if late else 100.0)
+
+    store = ListStore()
+    study = run(store, SimulatedFleet(["a", "b"] if elsewhere else ["a"], respond))
+    assert {r.status for r in study.trials} == {"completed"}
+    assert [r.status for r in store.records if r.node == "a" and r.kind == "baseline"][:2] == ["failed", "completed"]
+    assert any(e.name == "node_quarantined" and "plain decoding failed" in e.detail for e in store.events)
 
 
 def test_plain_decoding_that_fails_stops_the_study():

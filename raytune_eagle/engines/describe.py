@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from raytune_eagle import __version__
+from raytune_eagle.engines.gpus import Nvml
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model import NodeFacts
@@ -47,14 +48,16 @@ def describe(settings: Settings) -> NodeFacts:
 
     Raises:
         SpecError: `engine.python` cannot be run.
+        NodeError: GPUs are missing, or their driver cannot tell.
     """
     driver: dict[str, str] = {}
+    ids: tuple[str, ...] = ()
     if settings.gpus:
-        hardware, driver = _gpus(settings.gpus)
+        (hardware, driver), ids = _gpus(settings.gpus), Nvml(settings.gpus).ids()
     else:
         cores = settings.cores or tuple(os.sched_getaffinity(0))
         hardware = f"{len(cores)} core{'s' if len(cores) > 1 else ''} of {_cpu_name()}"
-    return NodeFacts(hardware=hardware, versions=_versions(settings) | driver)
+    return NodeFacts(hardware=hardware, versions=_versions(settings) | driver, gpu_ids=ids)
 
 
 def _versions(settings: Settings) -> dict[str, str]:

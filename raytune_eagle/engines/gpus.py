@@ -74,6 +74,11 @@ class Nvml:
             raise NodeError(f"{self.count} GPUs asked for, {len(every)} visible (CUDA_VISIBLE_DEVICES={visible})")
         return every[: self.count]
 
+    def ids(self) -> tuple[str, ...]:
+        """Their UUIDs, sorted; `NodeError` when the driver cannot tell."""
+        with _nvml() as nvml:
+            return tuple(sorted(_text(nvml.nvmlDeviceGetUUID(handle)) for handle in self._handles(nvml)))
+
     def traits(self) -> Traits:
         """What kind of GPUs they are; `NodeError` when the driver cannot tell."""
         with _nvml() as nvml:

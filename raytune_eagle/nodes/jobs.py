@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from raytune_eagle.errors import NodeError, SpecError
@@ -28,7 +30,7 @@ def submit(study: str, folder: str, words: Sequence[str]) -> str:
     """
     with _client() as client:
         latest = _latest(client, study)
-        if latest is not None and not latest.status.is_terminal():
+        if latest is not None and _goes_on(latest):
             raise SpecError(f"--detach: study {study!r} runs already, as job {latest.submission_id}")
         command = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
         identity = f"{study}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -72,6 +74,20 @@ def stop(study: str) -> str:
 def succeeded(status: str) -> bool:
     """Whether a job of this status did what it was asked for, or still does."""
     return JobStatus(status) in (JobStatus.SUCCEEDED, JobStatus.RUNNING, JobStatus.PENDING)
+
+
+def _goes_on(job: Any) -> bool:
+    """Whether a job is to run or has a process here, on the head: of a lost head's jobs Ray says "running" (2.60)."""
+    if job.status == JobStatus.RUNNING:
+        return any(job.submission_id in _job_of(process) for process in psutil.process_iter())
+    return not job.status.is_terminal()
+
+
+def _job_of(process: psutil.Process) -> str:
+    try:
+        return process.environ().get(RAY_JOB_CONFIG_JSON_ENV_VAR, "")
+    except psutil.Error:
+        return ""
 
 
 @contextmanager

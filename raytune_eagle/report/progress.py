@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from raytune_eagle.model import Event, TrialRecord
-from raytune_eagle.report.outlook import best_so_far, node_hours, node_states, seconds_left, span
+from raytune_eagle.report.outlook import Best, best_so_far, node_hours, node_states, seconds_left, span
 from raytune_eagle.spec import Spec
 
 _SHOWN = {
@@ -99,6 +99,7 @@ class Board:
     def __init__(self, console: Console, spec: Spec) -> None:
         self.records: Sequence[TrialRecord] = ()
         self._spec, self._lines, self._events = spec, Lines(console), list[Event]()
+        self._ranked: tuple[int, list[Best]] = (0, [])
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2, transient=True)
 
     def __call__(self, event: Event) -> None:
@@ -129,11 +130,13 @@ class Board:
         states, records, spec = node_states(list(self._events)), list(self.records), self._spec
         trials = [record for record in records if record.kind == "trial"]
         failed = sum(record.outcome.status != "completed" for record in trials)
+        if self._ranked[0] != len(records):  # once per launch: ranking thousands twice a second would slow the study
+            self._ranked = len(records), best_so_far(records, spec.workload.concurrency)
         parts = [f"{len(trials)} of {spec.budget.trials} trials, {failed} failed"]
         parts += [
             f"best at {best.concurrency}: {best.label} {best.throughput:.1f} tok/s"
             + (f" ({best.speedup:.2f}x)" if best.speedup else "")
-            for best in best_so_far(records, spec.workload.concurrency)
+            for best in self._ranked[1]
         ]
         left = seconds_left(records, spec.budget.trials, len(states))
         parts += [] if left is None else [f"about {span(left)} left"]

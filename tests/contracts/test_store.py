@@ -94,7 +94,7 @@ RECORD = st.builds(
     params=st.dictionaries(st.sampled_from(["num_steps", "nccl_proto", "tp-size"]), FLAG),
     started_at=INSTANT,
     ended_at=INSTANT,
-    facts=st.builds(NodeFacts, hardware=TEXT, versions=WORDS),
+    facts=st.builds(NodeFacts, hardware=TEXT, versions=WORDS, gpu_ids=st.lists(TEXT, max_size=2).map(tuple)),
     violations=st.lists(TEXT, max_size=2).map(tuple),
     outcome=COMPLETED | FAILED,
     speedup=st.dictionaries(st.integers(1, 64), NUMBER, max_size=3),

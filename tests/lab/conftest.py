@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from lab.hosts import Lab
+from lab.hosts import NAMESPACES, Lab
 from lab.ray_cluster import RayCluster
 from lab.study_run import StudyRun
+from lab.waiting import await_true
 
 MEASURED: dict[str, float] = {}
 PROGRAMS = ("sshd", "rsync", "ip", "iptables", "nsenter", "unshare", "ss")
@@ -19,20 +22,28 @@ def lab():
     missing = [program for program in PROGRAMS if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None]
     if os.geteuid() or missing:
         pytest.fail(f"the lab needs root{f' and {missing}' if missing else ''}: run `make lab` as root", pytrace=False)
+    tried = subprocess.run(["unshare", *NAMESPACES, "--fork", "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.fail(f"the lab needs namespaces, and this machine refuses them: {tried.stderr}", pytrace=False)
     with Lab(3) as lab:
         yield lab
 
 
 @pytest.fixture(scope="session")
 def cluster(lab):
-    cluster = RayCluster(lab)
+    """`ray up` as a user types it, and every host a node within a minute and a half."""
+    cluster, began = RayCluster(lab), time.monotonic()
     cluster.up()
+    MEASURED["ray up"] = time.monotonic() - began
+    MEASURED["ray up: all three nodes, after that"] = cluster.await_nodes()
     return cluster
 
 
 @pytest.fixture
 def study(cluster):
-    """Makes studies, and ends those that a failed test left."""
+    """Makes studies on a cluster that is whole, and ends those that a failed test left."""
+    hosts = cluster.lab.hosts
+    await_true(lambda: all(host.find("raylet/raylet") for host in hosts), 120, "a host without Ray")
     made = []
 
     def make(*args, **options):
@@ -42,6 +53,8 @@ def study(cluster):
     yield make
     for each in made:
         each.kill()
+    for host in hosts:
+        host.heal() if host.runs else host.boot()
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,11 @@ class Host:
         """Its root's home; it survives a power-off, unlike /tmp."""
         return self.folder / "home"
 
+    @property
+    def runs(self) -> bool:
+        """Whether it has power."""
+        return self._guarded is not None
+
     def boot(self) -> None:
         """Start pid 1 and return when sshd runs."""
         for name in ("home", "etc"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 from lab.hosts import ROOT, Host, Lab
+from lab.waiting import await_true
 
 CACHE = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
 ACTIVATE = f"source {sys.prefix}/bin/activate; export PYTHONPATH={ROOT} XDG_CACHE_HOME={CACHE}"
@@ -44,6 +45,15 @@ class RayCluster:
     def up(self) -> None:
         """Start it, or repair it."""
         self.lab.operator.shell(f"ray up -y --no-config-cache {self.file}", timeout=180)
+
+    def await_nodes(self) -> float:
+        """Wait until every host is a node; returns the seconds that this took."""
+        count = "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
+        return await_true(
+            lambda: self.head.shell(f'python -c "{count}" 2>/dev/null', check=False).stdout.strip() == "3",
+            90,
+            lambda: self.head.shell("ray status", check=False).stdout,
+        )
 
     def down(self) -> None:
         """End it, as a user would."""

@@ -7,12 +7,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 from lab.hosts import ROOT, Host
 from lab.ray_cluster import RayCluster
+from lab.waiting import await_true
 
 from raytune_eagle.model import Event, TrialRecord
 from raytune_eagle.store import ParquetStore
@@ -20,7 +20,7 @@ from raytune_eagle.store import ParquetStore
 FAKE = ROOT / "tests" / "fakes" / "launch_server.py"
 COMMAND = f"{sys.executable} -m raytune_eagle"
 SPEC = {
-    "engine": {"model": "builtin:tiny", "draft": "builtin:tiny", "start_timeout_s": 60},
+    "engine": {"model": "builtin:tiny", "draft": "builtin:tiny"},
     "node": {"gpus": 0},
     "workload": {"max_new_tokens": 32, "min_passes": 2, "max_passes": 2, "request_timeout_s": 10},
     "space": {
@@ -32,22 +32,13 @@ SPEC = {
 }
 
 
-def await_true(what: Callable[[], object], seconds: float, why: str | Callable[[], str]) -> float:
-    """Wait until it is true; returns the seconds that this took."""
-    began = time.monotonic()
-    while not what():
-        if time.monotonic() - began > seconds:
-            raise AssertionError(f"not in {seconds:g} s: {why if isinstance(why, str) else why()}")
-        time.sleep(0.1)
-    return time.monotonic() - began
-
-
 class StudyRun:
     """A study of the fake server (of the real one, on the hosts in `real`).
 
     Args:
         round_ms: per verify round of the fake server: 4 prompts of 32 tokens, 3 passes each, so that a trial takes
             200 to 400 rounds.
+        real: hosts that have SGLang itself, on the CPU; its start takes a minute and more beside other work.
     """
 
     def __init__(self, cluster: RayCluster, name: str, trials: int, round_ms: float = 20, real: str = "") -> None:
@@ -62,6 +53,7 @@ class StudyRun:
         spec["workload"] = {**SPEC["workload"], "prompts": str(prompts)}
         spec["engine"] = {
             **SPEC["engine"],
+            "start_timeout_s": 240 if real else 60,
             "python": str(self._interpreter(real)),
             "env": {"RAYTUNE_FAKE": f"round_ms={round_ms}"},
         }
@@ -103,6 +95,18 @@ class StudyRun:
         assert match is not None
         return match
 
+    def after(self, pattern: str) -> int:
+        """Where the first line that matches has been printed."""
+        match = re.search(pattern, self.text(), re.MULTILINE)
+        assert match is not None, pattern
+        return match.end()
+
+    def await_trial(self, host: Host) -> int:
+        """Wait until a trial (not plain decoding) is measured on `host`; returns the pid of its server."""
+        at = len(self.text())
+        self.await_line(rf"{host.name} #\d+ +launching .*--speculative", 90, at)
+        return self.await_busy(host)
+
     def await_busy(self, host: Host, seconds: float = 60) -> int:
         """Wait until a server on `host` is measured; returns the pid of the server there."""
         await_true(lambda: len(servers(host)) == 1, seconds, lambda: f"no server on {host.name}\n{self.text()[-3000:]}")
@@ -124,11 +128,17 @@ class StudyRun:
         self.cluster.head.kill("raytune_eagle run", number=2)
         self.end(20, code=130)
 
+    def sigkill(self) -> None:
+        """Kill the driver itself, wherever it is in its start."""
+        assert self.process is not None
+        for pid in self.cluster.head.find(f"{self.folder}/spec.yaml"):
+            self.cluster.head.run("kill", "-9", str(pid), check=False)
+        self.process.wait(10)
+
     def kill(self) -> None:
         """For the end of a test that failed."""
         if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+            self.sigkill()
 
     def store(self) -> ParquetStore:
         """Its records."""
@@ -154,7 +164,7 @@ class StudyRun:
         numbers = [record.number for record in records]
         assert len(numbers) == len(set(numbers)), numbers
         measured = [record for record in records if record.kind == "trial"]
-        assert trials is None or len(measured) == trials, numbers
+        assert trials is None or (len(measured), sorted(numbers)) == (trials, list(range(len(numbers)))), numbers
         assert len({record.key for record in measured}) == len(measured)
         await_true(lambda: not self.left(), 15, lambda: f"left: {self.left()}")
 
