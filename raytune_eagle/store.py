@@ -169,6 +169,13 @@ class ParquetStore:
         rows = [row for _, table in tables if not isinstance(table, str) for row in table.to_pylist()]
         return sorted((event_of(row) for row in rows), key=lambda event: event.at)
 
+    def read_probes(self, study: str) -> list[dict[str, Any]]:
+        """All timings of all-reduces of a study, by time; keys are the columns of probes."""
+        folder = f"{_folder(study)}/probes"
+        tables = load_all(self._files, "probes", folder, self._files.names(folder))
+        rows = [row for _, table in tables if not isinstance(table, str) for row in table.to_pylist()]
+        return sorted(({**row, "env": dict(row["env"] or ())} for row in rows), key=lambda row: row["measured_unix_s"] or 0)
+
     def studies(self) -> list[str]:
         """Names of all studies, in order."""
         return sorted(

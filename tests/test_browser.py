@@ -111,8 +111,8 @@ def made(tmp_path_factory):
     return report(folder, "made", folder)[0]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")])
-def test_report(browser, made, width, scheme):
+@pytest.mark.parametrize(("width", "scheme", "other"), [(1280, "light", "dark"), (390, "dark", "light")])
+def test_report(browser, made, width, scheme, other):
     """In any width and theme: no error, no outside request, nothing wider than the screen, the right winner."""
     seen = Page(browser, width, scheme)
     page = seen.open(made.as_uri())
@@ -128,15 +128,26 @@ def test_report(browser, made, width, scheme):
         page.locator("figure[data-chart]:visible .plot[aria-label]").count() == page.locator("figure:visible").count()
     )
     seen.shot(f"report-{width}-{scheme}")
+    inked = "document.querySelector('#progress-1 .xtitle').style.fill"
+    before = page.evaluate(inked)
+    page.emulate_media(color_scheme=other)
+    until(page, f"{inked} !== {json.dumps(before)}")  # charts are drawn anew in the other theme's colours
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    seen.shot(f"report-{width}-{other}")
     assert seen.errors == []
     assert seen.outside() == []
 
 
 def test_report_by_keyboard(browser, made):
-    """Skip link, concurrency, tables, sorting and theme work from the keyboard, and focus is seen."""
+    """Skip link, copying, concurrency, tables, sorting and theme work from the keyboard, and focus is seen."""
     page = Page(browser).open(made.as_uri())
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator(".copy:visible").first.focus()
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('.copy').textContent === 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == page.locator("pre:visible").first.inner_text()
     page.locator("button[data-level='8']").focus()
     page.keyboard.press("Enter")
     assert page.locator(".verdict:visible h2").inner_text().endswith("at 8 streams")
@@ -161,15 +172,6 @@ def test_report_by_keyboard(browser, made):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
 
 
-def test_copy_gives_the_command(browser, made):
-    """The copy button puts the whole launch on the clipboard."""
-    page = Page(browser).open(made.as_uri())
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.locator(".copy:visible").first.click()
-    until(page, "document.querySelector('.copy').textContent === 'Copied'")
-    assert page.evaluate("navigator.clipboard.readText()") == page.locator("pre:visible").first.inner_text()
-
-
 def test_hostile_texts_are_text(browser, tmp_path):
     """Markup in prompts, categories, drafts, errors and logs is shown as it was written, and runs nowhere."""
     write(str(tmp_path), Made(trials=60, requests=16, passes=2, hostile=HOSTILE))
@@ -189,7 +191,7 @@ def test_hostile_texts_are_text(browser, tmp_path):
 def test_five_thousand_trials(browser, tmp_path_factory):
     """A page of 5,000 trials names the winner, filters, draws every chart and is 8 MB or less; its times are kept."""
     folder = tmp_path_factory.mktemp("many")
-    write_compacted(str(folder), Made(trials=5000))
+    write_compacted(str(folder), Made(trials=5000, requests=16, passes=2))
     path, seconds = report(folder, "made", folder)
     seen = Page(browser)
     began = time.monotonic()

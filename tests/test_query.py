@@ -6,6 +6,9 @@ import csv
 import datetime as dt
 import io
 import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
@@ -231,6 +234,31 @@ def test_any_filesystem_can_be_queried(results):
     query = Query(str(results))
     query._files = Files(fs.SubTreeFileSystem(str(results), fs.LocalFileSystem()), "")
     assert query.run("select sum(output_throughput) as s from trials").to_pylist() == [{"s": 70.0}]
+
+
+def test_queries_of_several_threads_do_not_meet(results, tmp_path):
+    """All queries of a process share a database; each sees the views of its own folder, however many run at once."""
+    store = ParquetStore(str(tmp_path / "more"))
+    store.append(record("c", 0, 5.0))
+    folders = [results, tmp_path / "more"] * 8
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda folder: rows(folder, "select sum(output_throughput) as s from trials"), folders))
+    assert found == [[{"s": 70.0}], [{"s": 5.0}]] * 8
+
+
+def test_a_forked_process_can_ask(results):
+    """A child of a process that has asked before gets its answer: it does not wait for its parent's threads."""
+    sql = "select count(*) as n from trials"
+    assert rows(results, sql) == [{"n": 3}]
+    code = (
+        "import os, sys; from raytune_eagle.report.query import Query; asked = Query(sys.argv[1]); asked.run(sys.argv[2])\n"
+        "child = os.fork()\n"
+        "if child: sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "print(asked.run(sys.argv[2]).to_pylist()); sys.stdout.flush(); os._exit(0)"
+    )
+    command = [sys.executable, "-c", code, str(results), sql]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[{'n': 3}]\n", done.stderr
 
 
 def test_schema_lists_every_column_with_its_meaning(results):

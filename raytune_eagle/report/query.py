@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import os
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,12 +84,10 @@ class Query:
 
     def _run(self, sql: str) -> pa.Table:
         self.warnings = []
-        with duckdb.connect() as connection:
-            datasets = {name: self._dataset(name, sql) for name in TABLES}
+        datasets = {name: self._dataset(name) for name in _meant(sql)}
+        with _database(os.getpid()).cursor() as connection:
             for name, dataset in datasets.items():
                 connection.register(name, dataset)
-            for setting in _SHUT:
-                connection.execute(setting)
             try:
                 return _answer(connection, sql)
             except (*READ_ERRORS, duckdb.Error) as error:
@@ -109,18 +109,16 @@ class Query:
         rows = []
         for view, columns in TABLES.items():
             known = {column.name: column for column in columns}
-            for field in self._dataset(view, view).schema:
+            for field in self._dataset(view).schema:
                 column = known.get(field.name)
                 unit, meaning = (column.unit, column.meaning) if column else ("", "searched parameter")
                 names = {"view": view, "column": field.name, "type": str(field.type)}
                 rows.append(names | {"unit": unit, "meaning": meaning})
         return pa.Table.from_pylist(rows)
 
-    def _dataset(self, table: str, sql: str) -> ds.Dataset:
-        """All sound files of a table. Only the files of views that the statement could mean are opened."""
-        words = set(re.findall(r"\w+", sql.lower()))
-        wanted = table in words or not words & TABLES.keys()
-        found = self._open_all(table) if wanted else []
+    def _dataset(self, table: str) -> ds.Dataset:
+        """All sound files of a table."""
+        found = self._open_all(table)
         self.warnings += [one.problem for one in found if one.problem]
         fragments = [one.fragment for one in found if one.fragment is not None]
         schema = _unified(table, [fragment.physical_schema for fragment in fragments])
@@ -136,6 +134,26 @@ class Query:
             return [_open(self._files, table, *place) for place in places]
         with ThreadPoolExecutor(_READERS) as pool:
             return list(pool.map(lambda place: _open(self._files, table, *place), places))
+
+
+@functools.cache
+def _database(process: int) -> duckdb.DuckDBPyConnection:
+    """One for all queries of a process, empty and shut: its start takes longer than most answers do.
+
+    What a query registers is its own cursor's. A forked process has a database of its own, `process` being its id: the
+    threads of its parent's did not come along.
+    """
+    del process
+    connection = duckdb.connect()
+    for setting in _SHUT:
+        connection.execute(setting)
+    return connection
+
+
+def _meant(sql: str) -> list[str]:
+    """Views that a statement could mean: those that it names, or all of them (SHOW TABLES)."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    return [name for name in TABLES if name in words] or list(TABLES)
 
 
 def _open(files: Files, table: str, folder: str, name: str) -> _Found:

@@ -183,10 +183,10 @@ def _settings(row: Row) -> tuple[dict[str, str], dict[str, object]]:
 def winner(records: Sequence[TrialRecord], concurrency: int) -> Row | None:
     """What to launch: the fastest there is, plain decoding included where it was measured beside; None for nothing."""
     found = sides(records, concurrency)
-    return None if found is None else _fastest(found)
+    return None if found is None else fastest(found)
 
 
-def _fastest(found: Sides) -> Row:
+def fastest(found: Sides) -> Row:
     """By the ratios, not by the rows' own throughput: those may come from different nodes."""
     beside = ((found.plain, found.over_plain), (found.same, found.over_same))
     slower = [(gain.value, row) for row, gain in beside if row is not None and gain is not None and gain.value < 1]
@@ -195,7 +195,11 @@ def _fastest(found: Sides) -> Row:
 
 def verdict(records: Sequence[TrialRecord], concurrency: int, ratio_of: RatioOf = ratio) -> str:
     """Say in one sentence what was found, no surer than the intervals are."""
-    found = sides(records, concurrency, ratio_of)
+    return in_words(sides(records, concurrency, ratio_of), records, concurrency)
+
+
+def in_words(found: Sides | None, records: Sequence[TrialRecord], concurrency: int) -> str:
+    """The sentence for what `sides` found of these records."""
     if found is None:
         return _nothing(records, concurrency)
     name = label(found.best.config)

@@ -26,7 +26,7 @@ def lab():
 @pytest.fixture(scope="session")
 def cluster(lab):
     cluster = RayCluster(lab)
-    cluster.up()
+    cluster.begin()
     return cluster
 
 
