@@ -37,9 +37,7 @@ def test_study_on_the_real_engine(clone):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     (line,) = commands("demo")
     words = ["bash", "-c", line]
-    done = subprocess.run(
-        words, cwd=clone, capture_output=True, text=True, timeout=860, check=False, env=environment
-    )
+    done = subprocess.run(words, cwd=clone, capture_output=True, text=True, timeout=860, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     study = clone / "results" / "study=tiny-cpu"
     frame = pd.read_parquet(study / "trials")

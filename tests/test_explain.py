@@ -95,7 +95,7 @@ def relaunched(record, factor):
 
 
 def test_launches_that_disagree_widen_every_interval(results, explanation):
-    """Where one configuration's launches differ by a fifth no setting is said to be worth 10 %, and the text says why."""
+    """Where launches of one configuration differ by a fifth every interval is wider, and the text says why."""
     records = list(ParquetStore(str(results)).read("learned"))
     trials = [record for record in records if record.kind == "trial" and record.status == "completed"][:8]
     again = [relaunched(record, factor) for record, factor in zip(trials, [0.8, 1.2] * 4, strict=True)]

@@ -251,7 +251,8 @@ def test_a_forked_process_can_ask(results):
     sql = "select count(*) as n from trials"
     assert rows(results, sql) == [{"n": 3}]
     code = (
-        "import os, sys; from raytune_eagle.report.query import Query; asked = Query(sys.argv[1]); asked.run(sys.argv[2])\n"
+        "import os, sys; from raytune_eagle.report.query import Query\n"
+        "asked = Query(sys.argv[1]); asked.run(sys.argv[2])\n"
         "child = os.fork()\n"
         "if child: sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "print(asked.run(sys.argv[2]).to_pylist()); sys.stdout.flush(); os._exit(0)"

@@ -49,15 +49,18 @@ def test_every_block_is_run_somewhere():
 
 def test_a_block_without_a_tier_is_found():
     """A block that somebody adds and forgets to mark is one, of no tier."""
-    found = blocks("Text:\n\n    make it\n\n<!-- tier: quick -->\n```python\nx = 1\n```\n\n<!-- tier: lab -->\n\n    a  # b\n")
+    found = blocks(
+        "Text:\n\n    make it\n\n<!-- tier: quick -->\n```python\nx = 1\n```\n\n<!-- tier: lab -->\n\n    a  # b\n"
+    )
     assert [(block.tier, block.kind) for block in found] == [(None, "shell"), ("quick", "python"), ("lab", "shell")]
     assert found[2].lines == ["a"]
 
 
 @pytest.mark.parametrize("line", commands("develop"))
 def test_targets_for_who_works_on_it(line):
-    """They run this test, so that it cannot run them: each is a target of the Makefile that make would know how to do."""
-    done = subprocess.run([*line.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    """They run this test, so that it cannot run them: each is a target of the Makefile that leads to pytest."""
+    words = [*line.split(), "--dry-run"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "pytest" in done.stdout
 

@@ -167,7 +167,7 @@ def between_launches(records: Sequence[TrialRecord]) -> LaunchNoise:
 
 
 def _logs(launches: Sequence[Sequence[Measurement]]) -> tuple[np.ndarray, np.ndarray]:
-    """Log of the cycle (mean over the concurrencies) and its variance by the passes, of one configuration's launches."""
+    """Logs of the cycle (mean over concurrencies) and their variances by the passes, of one configuration."""
     logs = [math.fsum(math.log(m.cycle_ms) for m in one) / len(one) for one in launches]
     variances = [math.fsum(map(log_variance, one)) / len(one) ** 2 for one in launches]
     return np.array([logs]), np.array([variances])
@@ -203,8 +203,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
     if not shares:
         yield "  the launches are too alike to tell its parts apart"
     yield from ("", "accept_len of chains by steps: expected (95 %), measured:")
-    for steps, value, low, high, measured in explanation.accept_lens():
-        yield f"  {steps:3d}  {value:5.2f} ({low:.2f} to {high:.2f})  {f'{measured:.2f}' if measured else '-'}"
+    for steps, value, low, high, seen in explanation.accept_lens():
+        yield f"  {steps:3d}  {value:5.2f} ({low:.2f} to {high:.2f})  {f'{seen:.2f}' if seen else '-'}"
     yield from ("", "Speed with one setting changed, over the best launch's (95 %):")
     for column, value, ratio, low, high in explanation.worth():
         yield f"  {column + '=' + ('unset' if value is None else str(value)):44} {ratio:.3f}x ({low:.3f} to {high:.3f})"

@@ -69,6 +69,7 @@ class Facts:
         if not brief:
             raise SpecError(f"study {study!r} has no trial yet")
         levels = sorted({figures.concurrency for record in brief for figures in measurements(record)})
+        self._launches: dict[int, list[tuple[TrialRecord, Measurement]]] = {}
         self._rows = {level: leaderboard(brief, level) for level in levels}  # seconds of thousands of launches
         chosen = _with_answers(brief, self._rows)
         full = {record.number: record for record in store.with_requests(r for r in brief if r.number in chosen)}
@@ -129,6 +130,13 @@ class Facts:
         varied = [name for name, values in names.items() if len(values) > 1]
         return {record.number: _label(record, varied) for record in self.records}
 
+    def launches(self, concurrency: int) -> list[tuple[TrialRecord, Measurement]]:
+        """Launches that have figures at a concurrency, with these."""
+        if concurrency not in self._launches:  # asked for by every chart
+            found = ((record, measurement(record, concurrency)) for record in self.measured)
+            self._launches[concurrency] = [(record, figures) for record, figures in found if figures]
+        return self._launches[concurrency]
+
     def standing(self, concurrency: int) -> Standing:
         """What came out at a concurrency."""
         rows = self._rows.get(concurrency) or leaderboard(self.records, concurrency)
@@ -145,13 +153,11 @@ class Facts:
         )
 
     def _plain(self, concurrency: int) -> list[Measurement]:
-        found = [measurement(record, concurrency) for record in self.records if record.kind == "baseline"]
-        return [figures for figures in found if figures]
+        return [figures for record, figures in self.launches(concurrency) if record.kind == "baseline"]
 
     def figures_of(self, row: Row, concurrency: int) -> dict[str, float] | None:
         """Mean figures of all launches of a point."""
-        found = [measurement(record, concurrency) for record in self.records if record.number in row.numbers]
-        return _mean_figures([figures for figures in found if figures])
+        return _mean_figures([f for record, f in self.launches(concurrency) if record.number in row.numbers])
 
 
 _CHIEF = 50

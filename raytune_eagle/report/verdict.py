@@ -16,7 +16,7 @@ import numpy as np
 from raytune_eagle.figures import Array
 from raytune_eagle.model import Failed, Measurement, Request, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement, pooled
-from raytune_eagle.statistics import Interval, LaunchNoise, compare, launch_noise, log_variance
+from raytune_eagle.statistics import Interval, LaunchNoise, compare_launches, launch_noise, log_variance
 
 
 class Sides(NamedTuple):
@@ -56,7 +56,7 @@ def ratio(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrenc
 
 def _by_prompt(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrency: int) -> Interval | None:
     try:
-        found = compare(_requests(tuned, concurrency), _requests(plain, concurrency))
+        found = compare_launches(_requests(tuned, concurrency), _requests(plain, concurrency))
     except ValueError:  # no requests kept, or no prompt in common
         return None
     # With a single pass on a side nothing is known this way, and the launches' own intervals know more.
@@ -88,13 +88,9 @@ def _figures(launches: Sequence[TrialRecord], concurrency: int) -> list[Measurem
     return [found for record in launches if (found := measurement(record, concurrency))]
 
 
-def _requests(launches: Sequence[TrialRecord], concurrency: int) -> list[Request]:
-    """Measured requests of several launches, their passes numbered on."""
-    rows: list[Request] = []
-    for place, record in enumerate(launches):
-        counted = [row for row in record.outcome.requests if row.concurrency == concurrency and row.repeat >= 0]
-        rows += [row.model_copy(update={"repeat": row.repeat + place * 1_000_000}) for row in counted]
-    return rows
+def _requests(launches: Sequence[TrialRecord], concurrency: int) -> list[list[Request]]:
+    """Those of each launch."""
+    return [[row for row in record.outcome.requests if row.concurrency == concurrency] for record in launches]
 
 
 def _gain(

@@ -112,9 +112,7 @@ def _map(times: Times, shown: Sequence[str]) -> dict[str, Any]:
         "y": [plain(_short(name)) for name in shown],
         "z": [[math.log2(cell.share) if cell and cell.share else None for cell in row] for row in cells],
         "text": [[f"{cell.us:.3g}" if cell else "" for cell in row] for row in cells],
-        "customdata": [
-            [_hover(name, cell) for cell in row] for name, row in zip(shown, cells, strict=True)
-        ],
+        "customdata": [[_hover(name, cell) for cell in row] for name, row in zip(shown, cells, strict=True)],
         "zmin": -1,
         "zmax": 1,
         "colorscale": [[0, "@good"], [0.5, "@wash"], [1, "@bad"]],

@@ -30,8 +30,7 @@ Launches = Sequence[Launch]
 
 def launches(facts: Facts, level: int, *kinds: str) -> list[tuple[TrialRecord, Measurement]]:
     """Launches of these kinds that have figures at a concurrency."""
-    found = ((record, measurement(record, level)) for record in facts.records if record.kind in kinds)
-    return [(record, figures) for record, figures in found if figures]
+    return [(record, figures) for record, figures in facts.launches(level) if record.kind in kinds]
 
 
 def thinned(found: list[Launch]) -> tuple[list[Launch], str]:
