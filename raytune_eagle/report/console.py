@@ -21,6 +21,7 @@ from raytune_eagle.simulation import simulated
 from raytune_eagle.space import GroupSize, Space
 
 _MOST_ROWS = 15
+_OF_PASSES = "Intervals are over the passes of a launch; what launches differ by beside that, the verdict counts in."
 _OTHER_S = 120.0
 """Share of a launch that is not its start: warm-up, passes, stop. A guess for `plan`, told as one."""
 
@@ -30,6 +31,7 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
     note = simulated_from(records)
     if note:
         console.print(note, style="bold", soft_wrap=True, highlight=False)
+    told: set[str] = set()
     for concurrency in concurrencies:
         rows, again = leaderboard(records, concurrency), confirmed(records, concurrency)
         console.print(_board(rows[:_MOST_ROWS], f"concurrency {concurrency}"))
@@ -42,8 +44,11 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
         console.print(f"Verdict at concurrency {concurrency}: {escape(verdict(records, concurrency))}", soft_wrap=True)
         best = winner(records, concurrency)
         if best is not None:
-            console.print("Launch command of the fastest:", style="bold")
-            console.print(escape(best.config.command()), soft_wrap=True, highlight=False)
+            known = best.config.command() in told
+            console.print(f"Launch command of the fastest{': as above' if known else ':'}", style="bold")
+            if not known:
+                console.print(escape(best.config.command()), soft_wrap=True, highlight=False)
+            told.add(best.config.command())
     if note:
         console.print(_virtual_time(records), soft_wrap=True, highlight=False)
 
@@ -74,7 +79,7 @@ def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[st
 
 def _board(rows: Sequence[Row], title: str) -> Table:
     varied = _varied(rows)
-    table = Table(title=title)
+    table = Table(title=title, caption=_OF_PASSES if any(row.measured == 1 for row in rows) else None)
     table.add_column("launch", justify="right")
     table.add_column("configuration")
     for name in ("tok/s", "95 % interval", "accept_len", "speedup"):

@@ -62,7 +62,7 @@ class Explanation:
     def __init__(self, spec: Spec, records: Sequence[TrialRecord]) -> None:
         search = spec.search.model_copy(update={"sampler": "two-factor", "stop_below": None})
         self._space = Space(spec.model_copy(update={"search": search}))
-        self.noise, reference = between_launches(records), Reference(records)
+        self.noise, reference = relaunch_noise(records), Reference(records)
         self._search = Search(self._space, records, reference, self.noise.variance)
         self.again = list(_again(self._space, records, reference, self.noise.variance))
         self._search.learn_from(self.again)
@@ -157,7 +157,7 @@ class Explanation:
         return self._belief
 
 
-def between_launches(records: Sequence[TrialRecord]) -> LaunchNoise:
+def relaunch_noise(records: Sequence[TrialRecord]) -> LaunchNoise:
     """What the cycles of launches of one configuration on one node differ by, whatever they were launched for."""
     groups: dict[tuple[str, str], list[Sequence[Measurement]]] = defaultdict(list)
     for record in records:
@@ -206,7 +206,9 @@ def lines(explanation: Explanation) -> Iterator[str]:
     for steps, value, low, high, seen in explanation.accept_lens():
         yield f"  {steps:3d}  {value:5.2f} ({low:.2f} to {high:.2f})  {f'{seen:.2f}' if seen else '-'}"
     yield from ("", "Speed with one setting changed, over the best launch's (95 %):")
-    for column, value, ratio, low, high in explanation.worth():
+    settings = list(explanation.worth())
+    yield from () if settings else ("  no setting beside the tree was searched",)
+    for column, value, ratio, low, high in settings:
         yield f"  {column + '=' + ('unset' if value is None else str(value)):44} {ratio:.3f}x ({low:.3f} to {high:.3f})"
     yield from ("", "Most promising points that were never launched:")
     for choice in explanation.next_points():

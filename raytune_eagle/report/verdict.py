@@ -51,7 +51,7 @@ def ratio(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrenc
     found = _by_prompt(tuned, plain, concurrency)
     if found is None:
         found = ratio_of_intervals(*(pooled(_figures(side, concurrency)) for side in (tuned, plain)))
-    return _widened(found, noise.half_width(len(tuned), len(plain)))
+    return widened(found, noise.half_width(len(tuned), len(plain)))
 
 
 def _by_prompt(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrency: int) -> Interval | None:
@@ -71,13 +71,21 @@ def ratio_of_intervals(one: Interval, other: Interval) -> Interval:
     return _interval(value, below, above)
 
 
-def _widened(found: Interval, half: float) -> Interval:
+def widened(found: Interval, half: float) -> Interval:
+    """With `half` added in squares to either side of its logarithm: what launches differ by, say."""
     below, above = _log(found.value, found.low), _log(found.high, found.value)
     return _interval(found.value, math.hypot(below, half), math.hypot(above, half))
 
 
 def _interval(value: float, below: float, above: float) -> Interval:
     return Interval(value, value * math.exp(-below), value * math.exp(min(above, 700.0)))
+
+
+def speed(row: Row | None) -> Interval | None:
+    """Throughput of a point with its interval; None without figures."""
+    if row is None or row.throughput is None or row.ci_low is None or row.ci_high is None:
+        return None
+    return Interval(row.throughput, row.ci_low, row.ci_high)
 
 
 def _log(high: float, low: float) -> float:
@@ -101,7 +109,7 @@ def _gain(
     if other is None or one.key == other.key:
         return None
     chosen = [[r for r in records if r.key == row.key and measurement(r, concurrency)] for row in (one, other)]
-    noise = _noise(records, concurrency)
+    noise = between_launches(records, concurrency)
     nodes = sorted({record.node for record in chosen[0]} & {record.node for record in chosen[1]})
     sides = [[[record for record in side if record.node == node] for side in chosen] for node in nodes]
     return _geometric_mean([ratio_of(tuned, plain, concurrency, noise) for tuned, plain in sides])
@@ -117,8 +125,11 @@ def _geometric_mean(found: Sequence[Interval]) -> Interval | None:
     return _interval(value, below, above)
 
 
-def _noise(records: Sequence[TrialRecord], concurrency: int) -> LaunchNoise:
-    """From the rounds of a confirmation: the n-th launch of each point on a node. Else from baselines, node by node."""
+def between_launches(records: Sequence[TrialRecord], concurrency: int) -> LaunchNoise:
+    """What launches differ by.
+
+    From the rounds of a confirmation: the n-th launch of each point on a node. Else from baselines, node by node.
+    """
     rounds: dict[tuple[str, int], dict[str, Measurement]] = defaultdict(dict)
     launched = Counter[tuple[str, str]]()
     confirming = any(record.kind == "confirm" for record in records)
@@ -200,8 +211,8 @@ def in_words(found: Sides | None, records: Sequence[TrialRecord], concurrency: i
         return _nothing(records, concurrency)
     name = label(found.best.config)
     if found.over_plain is None:
-        speed = f"{found.best.throughput:.1f} tok/s"
-        return f"{name} is the fastest at {speed}, but no node measured plain decoding beside it"
+        figure = f"{found.best.throughput:.1f} tok/s"
+        return f"{name} is the fastest at {figure}, but no node measured plain decoding beside it"
     return _sentence(name, found, found.over_plain) + ("" if found.confirmed else "; not confirmed by other launches")
 
 

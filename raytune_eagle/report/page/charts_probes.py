@@ -82,7 +82,7 @@ def _time(rows: Sequence[Row], base: float | None) -> _Time:
 
 
 def _median(rows: Sequence[Row]) -> float:
-    return statistics.median(row["p50_us"] for row in rows)
+    return float(statistics.median(row["p50_us"] for row in rows))
 
 
 def _needed(row: Row) -> str:

@@ -62,7 +62,8 @@ def ranking(standing: Standing) -> Chart | None:
         key="ranking",
         title="Fastest configurations",
         about="Throughput with its 95 % interval, all launches of a configuration together. "
-        "Where intervals overlap no difference is shown.",
+        "Where intervals overlap no difference is shown. They are over passes: launches of one configuration differ "
+        "beside that, which the verdict counts in.",
         alt=f"{label(lead.config)} leads with {lead.throughput:.5g} tok/s; {len(shown)} configurations shown.",
         data=[_with_intervals(name, colour, rows) for name, (colour, rows) in groups.items() if rows],
         layout={"xaxis": axis("output throughput, tok/s"), "yaxis": names, "showlegend": True},
