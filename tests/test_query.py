@@ -320,6 +320,15 @@ def test_a_table_fits_the_terminal(results, width):
         assert "40" in text
 
 
+def test_a_long_value_is_cut_in_a_table_alone():
+    """A table is for the eye: a value of thousands of characters is cut and says how long it is; json has all of it."""
+    table = pa.table({"log": ["x" * 9000], "number": [1]})
+    text = render(table, "table", 100).decode()
+    assert len(text) < 2000
+    assert "(9,000 characters" in " ".join(text.split())
+    assert json.loads(render(table, "json"))[0]["log"] == "x" * 9000
+
+
 def test_an_empty_answer_is_said():
     """A table without rows says so instead of showing nothing."""
     assert b"no rows" in render(TABLE.slice(0, 0), "table", 80)

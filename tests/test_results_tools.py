@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -206,6 +207,22 @@ def test_two_studies_side_by_side(folder):
     assert "concurrency 8" in out
     assert "EAGLE3 5/4/16" in out
     assert "points in both" in out
+
+
+def test_a_ratio_of_two_studies_counts_what_launches_differ_by(folder):
+    """Studies alike to a hair in their passes, of one launch each, are not told apart to a hair."""
+    out = cli("compare", "made", "made", "--results", folder).output
+    low, high = map(float, re.search(r"fastest.*1\.00x \((.*?)–(.*?)\)", out).groups())
+    assert low <= 0.95
+    assert high >= 1.05
+
+
+def test_a_launch_is_told_once(folder):
+    """Where the fastest is the same at every concurrency its command comes once, and intervals say what they are of."""
+    out = cli("best", "made", "--results", folder).output
+    assert out.count("sglang.launch_server") == 1
+    assert "Launch command of the fastest: as above" in out
+    assert "over the passes of a launch" in out
 
 
 def test_a_study_is_its_own_equal(folder):
