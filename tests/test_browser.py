@@ -172,6 +172,23 @@ def test_report_by_keyboard(browser, made):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
 
 
+def test_probes_of_the_kept_study(browser, tmp_path):
+    """All-reduces that were timed on four GPUs are drawn with their figures, on a phone too, and have their table."""
+    path, _ = report(ROOT / "results", "random7b-h200x4", tmp_path)
+    seen = Page(browser)
+    page = seen.open(path.as_uri())
+    seen.draw_all()
+    drawn = page.locator("#probes-all .heatmap-label text").all_text_contents()
+    assert {"12.6", "14"} <= set(drawn)
+    page.locator("#probes-all summary").click()
+    assert page.locator("#probes-all tbody tr").count() == 25
+    seen.shot("report-kept-1280-light")
+    page.set_viewport_size({"width": 390, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    seen.shot("report-kept-390-light")
+    assert seen.errors == []
+
+
 def test_hostile_texts_are_text(browser, tmp_path):
     """Markup in prompts, categories, drafts, errors and logs is shown as it was written, and runs nowhere."""
     write(str(tmp_path), Made(trials=60, requests=16, passes=2, hostile=HOSTILE))
