@@ -83,8 +83,8 @@ def _table(one: Sequence[TrialRecord], other: Sequence[TrialRecord], level: int)
     plain = [next((row for row in board if row.kind == "baseline" and row.throughput), None) for board in boards]
     best = [winner(side, level) for side in (one, other)]
     noise = max((between_launches(side, level) for side in (one, other)), key=lambda each: each.variance)
-    table.add_row("plain decoding", *map(_speed, plain), _ratio(*plain, noise))
-    table.add_row("fastest", *map(_named, best), _ratio(*best, noise))
+    table.add_row("plain decoding", *map(_speed, plain), _ratio(plain, noise))
+    table.add_row("fastest", *map(_named, best), _ratio(best, noise))
     table.add_row("points in both", *_shared(*boards))
     return table
 
@@ -98,8 +98,9 @@ def _named(row: Row | None) -> str:
     return "–" if row is None else f"{escape(label(row.config))}\n{_speed(row)}"
 
 
-def _ratio(one: Row | None, other: Row | None, noise: LaunchNoise) -> str:
-    """With what launches differ by in its interval, which those of the two figures do not hold."""
+def _ratio(rows: Sequence[Row | None], noise: LaunchNoise) -> str:
+    """Of the second over the first; with what launches differ by in its interval, which those of the two do not hold."""
+    one, other = rows
     first, second = speed(one), speed(other)
     if one is None or other is None or first is None or second is None:
         return "–"
