@@ -99,7 +99,7 @@ def _named(row: Row | None) -> str:
 
 
 def _ratio(rows: Sequence[Row | None], noise: LaunchNoise) -> str:
-    """Of the second over the first; with what launches differ by in its interval, which those of the two do not hold."""
+    """Of the second over the first, with what launches differ by in its interval, which theirs do not hold."""
     one, other = rows
     first, second = speed(one), speed(other)
     if one is None or other is None or first is None or second is None:
