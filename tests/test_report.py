@@ -18,7 +18,7 @@ from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.page import page
 from raytune_eagle.report.page.charts_nodes import PHASES, busy_share, segments
 from raytune_eagle.report.page.charts_probes import all_reduces
-from raytune_eagle.report.page.charts_search import round_values, thinned
+from raytune_eagle.report.page.charts_search import ranking, round_values, thinned
 from raytune_eagle.report.page.influence import cycle_parts, importances
 from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.store import ParquetStore
@@ -252,3 +252,15 @@ def test_probes_of_hundreds_of_environments():
     assert chart.data[0]["y"][-1] == "NTHREADS=199"
     assert "fastest and the slowest of 200" in chart.about
     assert len(chart.rows) == 200
+
+
+def test_the_confirmed_are_held_against_their_own_plain_decoding():
+    """Figures beside the verdict are of the launches that it is about, and names hold only what differs."""
+    facts = Facts(ParquetStore(str(REAL)), "random7b-h200x4")
+    standing = facts.standing(1)
+    again = next(row for row in standing.again if row.config.speculative is None)
+    assert standing.found.confirmed
+    assert standing.plain["output_throughput"] == pytest.approx(again.throughput)
+    names = [row[0] for row in ranking(facts, standing).rows]
+    assert "EAGLE3 3/4/16 NCCL_NTHREADS=64" in names
+    assert not any("SGLANG_SIMULATE" in name for name in names)

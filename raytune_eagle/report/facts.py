@@ -30,7 +30,7 @@ class Standing:
         again: points that were launched again to confirm.
         found: what the verdict is about; None when nothing that was searched has figures and keeps the limits.
         launch: what to launch, plain decoding included; None for nothing.
-        plain: mean figures of plain decoding on the nodes that measured it; None without any.
+        plain: mean figures of plain decoding, of the launches that the verdict is about; None without any.
     """
 
     concurrency: int
@@ -149,11 +149,14 @@ class Facts:
             again=confirmed(self.records, concurrency),
             found=found,
             launch=fastest(found) if found else None,
-            plain=_mean_figures(self._plain(concurrency)),
+            plain=self._plain(found, concurrency),
         )
 
-    def _plain(self, concurrency: int) -> list[Measurement]:
-        return [figures for record, figures in self.launches(concurrency) if record.kind == "baseline"]
+    def _plain(self, found: Sides | None, concurrency: int) -> dict[str, float] | None:
+        """Of the launches that the verdict compares with; of all baselines where there is no verdict."""
+        if found is not None and found.plain is not None:
+            return self.figures_of(found.plain, concurrency)
+        return _mean_figures([f for record, f in self.launches(concurrency) if record.kind == "baseline"])
 
     def figures_of(self, row: Row, concurrency: int) -> dict[str, float] | None:
         """Mean figures of all launches of a point."""
