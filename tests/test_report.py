@@ -261,6 +261,9 @@ def test_the_confirmed_are_held_against_their_own_plain_decoding():
     again = next(row for row in standing.again if row.config.speculative is None)
     assert standing.found.confirmed
     assert standing.plain["output_throughput"] == pytest.approx(again.throughput)
+    assert [row.speedup for row in standing.again] == [
+        None if row is again else row.throughput / again.throughput for row in standing.again
+    ]
     names = [row[0] for row in ranking(facts, standing).rows]
     assert "EAGLE3 3/4/16 NCCL_NTHREADS=64" in names
     assert not any("SGLANG_SIMULATE" in name for name in names)

@@ -21,7 +21,7 @@ from raytune_eagle.simulation import simulated
 from raytune_eagle.space import GroupSize, Space
 
 _MOST_ROWS = 15
-_OF_PASSES = "Intervals are over the passes of a launch; what launches differ by beside that, the verdict counts in."
+_OF_PASSES = "Intervals are over the passes of a launch; what launches differ by beside that counts in the verdict."
 _OTHER_S = 120.0
 """Share of a launch that is not its start: warm-up, passes, stop. A guess for `plan`, told as one."""
 
@@ -39,6 +39,8 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
             console.print(f"… and {len(rows) - _MOST_ROWS} more: raytune-eagle query")
         if again:
             console.print(_board(again, f"confirmed at concurrency {concurrency}"))
+        if not told:
+            console.print(_OF_PASSES, soft_wrap=True, highlight=False)
         for line in _conditions(records, concurrency):
             console.print(line, soft_wrap=True, highlight=False)
         console.print(f"Verdict at concurrency {concurrency}: {escape(verdict(records, concurrency))}", soft_wrap=True)
@@ -79,7 +81,7 @@ def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[st
 
 def _board(rows: Sequence[Row], title: str) -> Table:
     varied = _varied(rows)
-    table = Table(title=title, caption=_OF_PASSES if any(row.measured == 1 for row in rows) else None)
+    table = Table(title=title)
     table.add_column("launch", justify="right")
     table.add_column("configuration")
     for name in ("tok/s", "95 % interval", "accept_len", "speedup"):
