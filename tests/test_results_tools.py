@@ -255,6 +255,21 @@ def test_compact_by_command(tmp_path):
     assert len(pd.read_parquet(tmp_path / "study=made/trials").number.unique()) == 10
 
 
+def test_thousands_of_files_are_advised_to_be_compacted(tmp_path):
+    """Who asks many single files hears what would make it quick, on stderr; compacted, nothing is said."""
+    write(str(tmp_path), Made(trials=6, requests=16, passes=2))
+    folder = tmp_path / "study=made/trials"
+    for number in range(1001):  # no more than names: they are passed over as torn
+        (folder / f"{number + 100:05d}-aaaaaaaaaaaa.parquet").touch()
+    sql = "select count(*) from requests"
+    said = cli("query", sql, "--results", tmp_path, "--format", "csv")
+    assert "1,009 files: `raytune-eagle results compact made` would make reading them faster" in said.stderr
+    assert "faster" not in said.stdout
+    for path in folder.glob("*-aaaaaaaaaaaa.parquet"):
+        path.unlink()
+    assert cli("query", sql, "--results", tmp_path).stderr == ""
+
+
 def test_report_by_command(folder, tmp_path):
     """The command writes where it is told, says where, and refuses a folder that is not there."""
     done = cli("report", "made", "--results", folder, "-o", tmp_path / "page.html")
