@@ -88,9 +88,9 @@ def confirmed(records: Sequence[TrialRecord], concurrency: int) -> list[Row]:
 
 
 def _over(row: Row, plain: Row | None) -> float | None:
-    if plain is None or plain.key == row.key or row.throughput is None:
+    if plain is None or plain.key == row.key or not plain.throughput or row.throughput is None:
         return None
-    return row.throughput / (plain.throughput or math.nan)
+    return row.throughput / plain.throughput
 
 
 def _board(chosen: Iterable[TrialRecord], concurrency: int, reference: Reference) -> list[Row]:

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from raytune_eagle.report.page.chart import Cell, Chart, Column, axis, plain, scale
+from raytune_eagle.report.page.chart import Cell, Chart, Column, axis, plain
 from raytune_eagle.report.probes import Row, spelled
 
 _MOST_SHOWN = 24
 _MOST_TOLD = 5
-_LONGEST = 34
+_LONGEST = 30
 _KIB = 1024
 _COLUMNS = (
     *map(Column, ("environment", "node")),
@@ -49,7 +49,7 @@ def all_reduces(rows: Sequence[Row]) -> Chart | None:
         key="probes",
         title="All-reduce by NCCL environment",
         about="Median time of one all-reduce in µs, as raytune-eagle probe took it, without a server. Colour is that "
-        f"time over the default's (first row): green is quicker, red slower.{_words(rows, order, shown)}",
+        f"time over the default's, the first row.{_words(rows, order, shown)}",
         alt="; ".join(f"{name}: {_over_all(times[name]):.2f} times the default's time" for name in order[:_MOST_TOLD]),
         data=[_map(times, shown)],
         layout={
@@ -58,7 +58,8 @@ def all_reduces(rows: Sequence[Row]) -> Chart | None:
         },
         columns=_COLUMNS,
         rows=[_cells(row, times) for row in rows],
-        height=150 + 24 * len(shown),
+        height=110 + 24 * len(shown),
+        legend=(("@good", "half the default's time"), ("@wash", "the same"), ("@bad", "twice or more")),
         wide=True,
     )
 
@@ -105,7 +106,6 @@ def _words(rows: Sequence[Row], order: Sequence[str], shown: Sequence[str]) -> s
 def _map(times: Times, shown: Sequence[str]) -> dict[str, Any]:
     sizes = sorted({size for found in times.values() for size in found})
     cells = [[times[name].get(size) for size in sizes] for name in shown]
-    legend = {"tickvals": [-1, 0, 1], "ticktext": ["0.5x", "1x", "2x"]}
     return {
         "type": "heatmap",
         "x": [_size(size) for size in sizes],
@@ -116,7 +116,7 @@ def _map(times: Times, shown: Sequence[str]) -> dict[str, Any]:
         "zmin": -1,
         "zmax": 1,
         "colorscale": [[0, "@good"], [0.5, "@wash"], [1, "@bad"]],
-        "colorbar": scale("of default") | legend,
+        "showscale": False,
         "texttemplate": "%{text}",
         "hovertemplate": "%{customdata}<extra></extra>",
         "hoverongaps": False,
