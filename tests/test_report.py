@@ -13,6 +13,7 @@ import pytest
 from made import failed
 from made_results import WINNER, Made, write
 
+from raytune_eagle.model import HOPELESS, Gate
 from raytune_eagle.ranking import leaderboard
 from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.page import page
@@ -252,6 +253,21 @@ def test_probes_of_hundreds_of_environments():
     assert chart.data[0]["y"][-1] == "NTHREADS=199"
     assert "fastest and the slowest of 200" in chart.about
     assert len(chart.rows) == 200
+
+
+def test_launches_that_ended_early_are_drawn(tmp_path):
+    """A launch that was given up as hopeless has its place among the fastest, as what it is."""
+    records = write(str(tmp_path / "a"), Made(trials=12, requests=16, passes=2))
+    store = ParquetStore(str(tmp_path / "b"))
+    for record in records:
+        gates = (Gate(name=HOPELESS, verdict="passed", detail="cannot be the best any more"),)
+        early = record.number == 3 and record.status == "completed"
+        change = {"gates": gates} if early else {}
+        store.append(record.model_copy(update={"outcome": record.outcome.model_copy(update=change)}))
+    assert store.read_brief("made")[3].status == "hopeless"
+    facts = Facts(store, "made")
+    drawn = {trace["name"]: trace["y"] for trace in ranking(facts, facts.standing(1)).data}
+    assert len(drawn["ended early"]) == 1
 
 
 def test_the_confirmed_are_held_against_their_own_plain_decoding():

@@ -17,8 +17,6 @@ from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measuremen
 from raytune_eagle.report.verdict import Sides, fastest, in_words, sides
 from raytune_eagle.store import ParquetStore
 
-MEASURED = ("completed", "infeasible")
-
 
 @dataclass(frozen=True)
 class Standing:

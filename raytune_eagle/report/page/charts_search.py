@@ -54,6 +54,7 @@ def ranking(facts: Facts, standing: Standing) -> Chart | None:
     groups = {
         "searched": ("@accent", [r for r in shown if r.kind != "baseline" and r.status == "completed"]),
         "breaks a constraint": ("@warn", [r for r in shown if r.status == "infeasible"]),
+        "ended early": ("@c4", [r for r in shown if r.kind != "baseline" and r.status == "hopeless"]),
         "plain decoding": ("@plain", [r for r in shown if r.kind == "baseline"]),
     }
     lead = shown[0]
