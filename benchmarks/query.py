@@ -1,11 +1,14 @@
 """Five questions to 10,000 trials and 640,000 requests: `raytune-eagle query` against pandas, and a report of 5,000.
 
-    python benchmarks/query.py [--trials N] [--no-singles]
+    python benchmarks/query.py [--trials N] [--no-singles] [--quick]
 
 The records are made by the cost model of the tests (tests/made_results.py), kept once compacted and once as a file per
-trial. Each question is asked in a fresh process, imports left out, median of 3; its peak of memory is that of the
-process. pandas reads the same compacted files whole, as `pandas.read_parquet(folder)` does, and answers with groupby;
-for comparison also only the columns that it needs. Times are wall clock: run it on a quiet machine.
+trial. Each question is asked in a fresh process, median of 3; its peak of memory is that of the process. What a process
+pays once is left out on both sides: imports, the first small read, and with it the start of DuckDB (told apart below).
+pandas reads the same compacted files whole, as `pandas.read_parquet(folder)` does, and answers with groupby; for
+comparison also only the columns that it needs. Times are wall clock: run it on a quiet machine.
+
+`--quick`: 5,000 trials, compacted alone, each question three times in one process; less than a minute.
 
 The last line is one JSON object: `worst_vs_pandas` (ours over pandas reading whole files, the worst of the five) and
 `report_5000_s` (the command `report` on 5,000 compacted trials, imports included).
@@ -26,7 +29,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from made_results import Made, write, write_compacted  # noqa: E402 - after the path
 
-RUNS = 3
+FULL, QUICK = (3, 1), (1, 3)
+"""Fresh processes for each question, and how often each of them asks it."""
+TRIALS, QUICK_TRIALS = 10_000, 5000
 QUERIES = {
     "best per study": (
         "select study, max(output_throughput) from trials where status = 'completed' and concurrency = 1 group by all",
@@ -72,74 +77,91 @@ QUERIES = {
 _TIMED = """
 import json, time
 {setup}
-began = time.perf_counter()
-{asked}
+times = []
+for _ in range({asks}):
+    began = time.perf_counter()
+    {asked}
+    times.append(time.perf_counter() - began)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(json.dumps([time.perf_counter() - began, int(peak.split()[1]) / 1024]))
+print(json.dumps([times, int(peak.split()[1]) / 1024]))
 """
+Runs = tuple[int, int]
 
 
-def timed(setup: str, asked: str) -> tuple[float, float]:
-    """Median seconds and largest memory (MiB) of `asked` in fresh processes."""
-    found = [_once(_TIMED.format(setup=setup, asked=asked)) for _ in range(RUNS)]
-    return statistics.median(seconds for seconds, _ in found), max(memory for _, memory in found)
+def timed(setup: str, asked: str, runs: Runs) -> tuple[float, float]:
+    """Median seconds and largest memory (MiB) of `asked`, a line of code, in fresh processes."""
+    processes, asks = runs
+    found = [_once(_TIMED.format(setup=setup, asked=asked, asks=asks)) for _ in range(processes)]
+    seconds = [each for times, _ in found for each in times]
+    return statistics.median(seconds), max(memory for _, memory in found)
 
 
-def _once(code: str) -> tuple[float, float]:
+def _once(code: str) -> tuple[list[float], float]:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     seconds, memory = json.loads(done.stdout.splitlines()[-1])
     return seconds, memory
 
 
-def ours(results: Path, sql: str) -> tuple[float, float]:
+def ours(results: Path, sql: str, runs: Runs) -> tuple[float, float]:
     """Through the same class as the command."""
     setup = f"from raytune_eagle.report.query import Query; Query({str(results)!r}).run('select 1 from events limit 1')"
-    return timed(setup, f"Query({str(results)!r}).run({sql!r})")
+    return timed(setup, f"Query({str(results)!r}).run({sql!r})", runs)
 
 
-def theirs(results: Path, table: str, answer: str, columns: list[str] | None) -> tuple[float, float]:
+def theirs(results: Path, table: str, answer: str, runs: Runs, columns: list[str] | None = None) -> tuple[float, float]:
     """With pandas, whole files or some columns of them."""
     folder = str(results / "study=made" / table)
     setup = f"import pandas as pd; pd.read_parquet({str(results / 'study=made' / 'events')!r})"
-    return timed(setup, f"d = pd.read_parquet({folder!r}, columns={columns!r}); {answer}")
+    return timed(setup, f"d = pd.read_parquet({folder!r}, columns={columns!r}); {answer}", runs)
 
 
-def compare(compacted: Path, singles: Path | None) -> float:
+def compare(compacted: Path, singles: Path | None, runs: Runs) -> float:
     """Print a line per question and return the worst ratio to pandas."""
-    print(f"{'question':40} {'ours':>16} {'pandas':>16} {'its columns':>16} {'single files':>16}  ratio")
+    print(f"{'question':40} {'ours':>16} {'pandas':>16} ratio {'its columns':>16} {'single files':>16}")
     worst = 0.0
     for name, (sql, table, columns, answer) in QUERIES.items():
-        mine, whole = ours(compacted, sql), theirs(compacted, table, answer, None)
-        found = [mine, whole, theirs(compacted, table, answer, columns)]
-        found += [ours(singles, sql)] if singles else []
-        worst = max(worst, mine[0] / whole[0])
-        cells = [f"{seconds:.2f} s {memory:.0f} MiB" for seconds, memory in found]
-        print(f"{name:40} " + " ".join(f"{cell:>16}" for cell in cells) + f"  {mine[0] / whole[0]:.2f}", flush=True)
+        mine, whole = ours(compacted, sql, runs), theirs(compacted, table, answer, runs)
+        beside = [theirs(compacted, table, answer, runs, columns), ours(singles, sql, runs)] if singles else []
+        ratio = mine[0] / whole[0]
+        worst = max(worst, ratio)
+        print(f"{name:40} {_cell(mine)} {_cell(whole)} {ratio:5.2f} {' '.join(map(_cell, beside))}", flush=True)
+    start, _ = timed("import duckdb", "duckdb.connect()", (runs[0], 1))
+    print(f"once per process beside the imports: {start:.3f} s, the start of DuckDB")
     return worst
 
 
-def report_seconds(folder: Path) -> float:
+def _cell(found: tuple[float, float]) -> str:
+    return f"{f'{found[0]:.3f} s {found[1]:.0f} MiB':>16}"
+
+
+def report_seconds(folder: Path, runs: Runs) -> float:
     """Of the command, on 5,000 compacted trials."""
-    write_compacted(str(folder), Made(trials=5000))
     command = [sys.executable, "-m", "raytune_eagle", "report", "made", "--results", str(folder)]
     code = f"import subprocess; subprocess.run({[*command, '-o', str(folder / 'page.html')]!r}, check=True)"
-    return timed("", code)[0]
+    return timed("", code, (runs[0], 1))[0]
 
 
 def main() -> None:
     """Make, ask, print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--no-singles", action="store_true", help="leave out the file per trial, which takes minutes")
+    parser.add_argument("--quick", action="store_true", help="5,000 trials, compacted alone, a minute")
     given = parser.parse_args()
+    trials, runs = (QUICK_TRIALS, QUICK) if given.quick else (given.trials, FULL)
     with tempfile.TemporaryDirectory() as place:
-        compacted, singles = Path(place, "compacted"), Path(place, "singles")
-        write_compacted(str(compacted), Made(trials=given.trials))
-        if not given.no_singles:
-            write(str(singles), Made(trials=given.trials))
-        worst = compare(compacted, None if given.no_singles else singles)
-        seconds = report_seconds(Path(place, "report"))
-    print(json.dumps({"worst_vs_pandas": round(worst, 3), "report_5000_s": round(seconds, 2), "trials": given.trials}))
+        compacted, singles, many = Path(place, "compacted"), Path(place, "singles"), Path(place, "report")
+        write_compacted(str(compacted), Made(trials=trials))
+        alone = given.quick or given.no_singles
+        if not alone:
+            write(str(singles), Made(trials=trials))
+        worst = compare(compacted, None if alone else singles, runs)
+        if trials == QUICK_TRIALS:
+            many = compacted
+        else:
+            write_compacted(str(many), Made(trials=QUICK_TRIALS))
+        seconds = report_seconds(many, runs)
+    print(json.dumps({"worst_vs_pandas": round(worst, 3), "report_5000_s": round(seconds, 2), "trials": trials}))
 
 
 if __name__ == "__main__":

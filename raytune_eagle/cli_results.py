@@ -76,6 +76,7 @@ def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
     if (sql is None) != schema:
         raise SpecError("query: give one SQL statement, or --schema")
     asked = Query(results)
+    _advise(ParquetStore(results), asked.studies())
     table = asked.schema() if sql is None else asked.run(sql)
     say(asked.warnings)
     sys.stdout.buffer.write(render(table, form))
@@ -147,6 +148,13 @@ def explain(study: str, results: str) -> None:
         click.echo(line)
 
 
+def _advise(store: ParquetStore, studies: Sequence[str]) -> None:
+    """Say what would make thousands of files quick to read."""
+    for study in studies:
+        if (count := store.count(study)) > _SLOW_FROM:
+            say([f"{count:,} files: `raytune-eagle results compact {study}` would make reading them faster"])
+
+
 def _pasteable(config: Config) -> Config:
     """With paths for the built-in names, and for `python3` the interpreter of this environment, which served it."""
     first, *rest = config.launcher
@@ -163,8 +171,7 @@ def report(study: str, output: str | None, results: str) -> None:
     from raytune_eagle.report.page import page  # noqa: PLC0415
 
     store = _known(results, study)
-    if store.count(study) > _SLOW_FROM:
-        say([f"{store.count(study):,} files: `raytune-eagle results compact {study}` would make reading them faster"])
+    _advise(store, [study])
     path = Path(output or f"{study}.html")
     text = page(Facts(store, study))
     try:

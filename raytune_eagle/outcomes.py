@@ -40,7 +40,7 @@ class Leader:
         """Look at one more launch."""
         if record.kind != "trial" or record.status != "completed":
             return
-        value, best = self._value(record), self._record and self._value(self._record)
+        value, best = self._value(record), self._value(self._record) if self._record else None
         if value is not None and (best is None or value > best):
             self._record = record
 

@@ -77,16 +77,20 @@ def confirmed(records: Sequence[TrialRecord], concurrency: int) -> list[Row]:
     """What was launched again to confirm, in the same order.
 
     Every node has its own share of each point there, or of none, but for a round that was broken off: held against
-    what plain decoding gave beside it, it neither helps nor harms.
+    what plain decoding gave beside it, it neither helps nor harms. Speedups are over that plain decoding.
     """
     again = [record for record in records if record.kind == "confirm"]
-    return _board(again, concurrency, _of_confirmations(again, records))
-
-
-def _of_confirmations(again: Sequence[TrialRecord], records: Sequence[TrialRecord]) -> Reference:
     own = {record.key for record in records if record.kind == "baseline"}
-    plain = [record.model_copy(update={"kind": "baseline"}) for record in again if record.key in own]
-    return Reference(plain)
+    beside = [record.model_copy(update={"kind": "baseline"}) for record in again if record.key in own]
+    rows = _board(again, concurrency, Reference(beside))
+    plain = next((row for row in rows if row.key in own and row.throughput), None)
+    return [row.model_copy(update={"speedup": _over(row, plain)}) for row in rows]
+
+
+def _over(row: Row, plain: Row | None) -> float | None:
+    if plain is None or plain.key == row.key or not plain.throughput or row.throughput is None:
+        return None
+    return row.throughput / plain.throughput
 
 
 def _board(chosen: Iterable[TrialRecord], concurrency: int, reference: Reference) -> list[Row]:

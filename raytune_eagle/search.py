@@ -26,6 +26,7 @@ from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.samplers.one_at_a_time import OneAtATimeSampler
 from raytune_eagle.samplers.two_factor import Choice, TwoFactorSampler
 from raytune_eagle.space import Params, Space
+from raytune_eagle.statistics import log_variance
 
 _MOST_ASKS = 200
 """Asks for one proposal, before the unseen points are enumerated: each stays in the study and slows the next."""
@@ -56,10 +57,14 @@ class Search:
         space: where to look.
         records: all that the study has launched so far.
         reference: what plain decoding gives by node and time, so that no node or hour makes a point look good.
+        launch_variance: what the logs of launches of one point are known to differ by, for the two-factor sampler.
     """
 
-    def __init__(self, space: Space, records: Iterable[TrialRecord], reference: Reference) -> None:
+    def __init__(
+        self, space: Space, records: Iterable[TrialRecord], reference: Reference, launch_variance: float = 0.0
+    ) -> None:
         self._space, self._objective, self._reference = space, space.spec.objective, reference
+        self._launch_variance = launch_variance
         self._settings = space.spec.search
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(direction="maximize", sampler=_sampler(space))
@@ -176,7 +181,7 @@ class Search:
         if record.status == "lost" or self._cut_short(record):  # a machine's doing; not comparable
             return {observed.REFUSED: True}
         seconds = {observed.SECONDS: record.ended_at - record.started_at}
-        figures = figures_of(record, self._reference)
+        figures = figures_of(record, self._reference, self._launch_variance)
         return {**seconds, observed.FIGURES: figures} if figures else seconds
 
     def _cut_short(self, record: TrialRecord) -> bool:
@@ -199,11 +204,11 @@ class Search:
         return (TrialState.COMPLETE, min(done)) if done else (TrialState.FAIL, None)
 
 
-def figures_of(record: TrialRecord, reference: Reference) -> list[dict[str, Any]]:
+def figures_of(record: TrialRecord, reference: Reference, launch_variance: float = 0.0) -> list[dict[str, Any]]:
     """accept_len, cycle time and accept histogram, a mapping per concurrency.
 
     The cycle is what the throughput implies, as an average node would give it, so that the two factors make up
-    just what is searched for.
+    just what is searched for. With a `launch_variance` its variance is told: that, and what the passes differ by.
     """
     return [
         {
@@ -211,6 +216,7 @@ def figures_of(record: TrialRecord, reference: Reference) -> list[dict[str, Any]
             "cycle_ms": 1000 * m.concurrency * (m.accept_len or 1.0) / _normal_speed(m, record, reference),
             "accept_histogram": _histogram(record, m.concurrency),
             "first_ms": _first_ms(record, m.concurrency),
+            "variance": launch_variance and launch_variance + log_variance(m),
         }
         for m in (record.outcome.measurements if isinstance(record.outcome, Completed) else ())
         if m.output_throughput > 0

@@ -137,15 +137,18 @@ class Table(NamedTuple):
         return Table(self.tokens[:, chosen], self.seconds[:, chosen], tuple(prompts))
 
 
-def tabulate(requests: Iterable[Request]) -> Table:
-    """Lay the counted rows out by pass and prompt. A prompt that comes twice in a pass is added up."""
-    rows = counted(requests)
-    passes = {number: place for place, number in enumerate(sorted({row.repeat for row in rows}))}
-    prompts = {name: place for place, name in enumerate(sorted({row.prompt_id for row in rows}))}
-    places = ([passes[row.repeat] for row in rows], [prompts[row.prompt_id] for row in rows])
+def tabulate(*launches: Iterable[Request]) -> Table:
+    """Lay the counted rows out by pass and prompt. A prompt that comes twice in a pass is added up.
+
+    The passes of several launches come one launch after the other.
+    """
+    rows = [(launch, row) for launch, requests in enumerate(launches) for row in counted(requests)]
+    passes = {key: place for place, key in enumerate(sorted({(launch, row.repeat) for launch, row in rows}))}
+    prompts = {name: place for place, name in enumerate(sorted({row.prompt_id for _, row in rows}))}
+    places = ([passes[launch, row.repeat] for launch, row in rows], [prompts[row.prompt_id] for _, row in rows])
     tokens, seconds = np.zeros((len(passes), len(prompts))), np.zeros((len(passes), len(prompts)))
-    np.add.at(tokens, places, [row.completion_tokens for row in rows])
-    np.add.at(seconds, places, [row.latency_s for row in rows])
+    np.add.at(tokens, places, [row.completion_tokens for _, row in rows])
+    np.add.at(seconds, places, [row.latency_s for _, row in rows])
     return Table(tokens, seconds, tuple(prompts))
 
 
@@ -204,6 +207,9 @@ def throughput(requests: Iterable[Request], concurrency: int, seed: int = 0) -> 
     return Interval(value, value / factor, value * factor)
 
 
+Launches = Sequence[Sequence[Request]]
+
+
 def compare(a: Sequence[Request], b: Sequence[Request], seed: int = 0) -> Ratio:
     """Throughput of `a` over throughput of `b`, on the prompts that both answered, with a 95 % bootstrap interval.
 
@@ -218,7 +224,12 @@ def compare(a: Sequence[Request], b: Sequence[Request], seed: int = 0) -> Ratio:
     Raises:
         ValueError: a side holds no counted row, no output token or more than one concurrency, or they share no prompt.
     """
-    left, right = tabulate(a), tabulate(b)
+    return compare_launches([a], [b], seed)
+
+
+def compare_launches(a: Launches, b: Launches, seed: int = 0) -> Ratio:
+    """As `compare`, for the requests of several launches on a side: their passes are added to one another."""
+    left, right = tabulate(*a), tabulate(*b)
     common = sorted(set(left.prompts) & set(right.prompts))
     if not common:
         raise ValueError("the two sides have no answered prompt in common")
@@ -233,8 +244,8 @@ def compare(a: Sequence[Request], b: Sequence[Request], seed: int = 0) -> Ratio:
     return Ratio(value=value, low=value / factor, high=value * factor)
 
 
-def _log_total(table: Table, requests: Iterable[Request]) -> float:
-    levels = {row.concurrency for row in counted(requests)}
+def _log_total(table: Table, launches: Launches) -> float:
+    levels = {row.concurrency for requests in launches for row in counted(requests)}
     if len(levels) != 1:
         raise ValueError(f"rows of one concurrency can be compared, not of {sorted(levels)}")
     return float(np.log(levels.pop() * table.tokens.sum() / table.seconds.sum()))

@@ -144,7 +144,7 @@ class ParquetStore:
         return len(self._files.names(f"{_folder(study)}/trials"))
 
     def with_requests(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
-        """Trials of one study that `read_brief` gave, with their requests."""
+        """Trials of one study that `read_brief` gave, with their requests, but for what these hold in lists."""
         chosen = list(records)
         wanted = [record.number for record in chosen]
         answers = Answers(self._files, _folder(chosen[0].study), wanted) if chosen else None
@@ -168,6 +168,15 @@ class ParquetStore:
         tables = load_all(self._files, "events", folder, self._files.names(folder))
         rows = [row for _, table in tables if not isinstance(table, str) for row in table.to_pylist()]
         return sorted((event_of(row) for row in rows), key=lambda event: event.at)
+
+    def read_probes(self, study: str) -> list[dict[str, Any]]:
+        """All timings of all-reduces of a study, by time; keys are the columns of probes."""
+        folder = f"{_folder(study)}/probes"
+        tables = load_all(self._files, "probes", folder, self._files.names(folder))
+        rows = [row for _, table in tables if not isinstance(table, str) for row in table.to_pylist()]
+        return sorted(
+            ({**row, "env": dict(row["env"] or ())} for row in rows), key=lambda row: row["measured_unix_s"] or 0
+        )
 
     def studies(self) -> list[str]:
         """Names of all studies, in order."""

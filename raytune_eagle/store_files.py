@@ -23,6 +23,8 @@ from raytune_eagle.errors import SpecError, StoreError, StoreOutageError
 
 TEMPORARY_SUFFIX = ".tmp"
 _FEW_ROWS = 100
+_GROUP_ROWS = 65_536
+"""Rows that are decoded together: readers pass over groups by their statistics, and need not hold a whole file."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2), Linux 3.15
 READ_ERRORS = (OSError, pa.ArrowException)
 """What pyarrow raises for a file that it cannot open or decode."""
@@ -89,7 +91,8 @@ class Files:
         """Write a Parquet file whole; page checksums let a reader see rotten bytes."""
         sink = pa.BufferOutputStream()
         many = table.num_rows > _FEW_ROWS  # dictionaries and statistics of a few rows cost more than they save
-        pq.write_table(table, sink, write_page_checksum=True, use_dictionary=many, write_statistics=many)
+        options = {"use_dictionary": many, "write_statistics": many, "row_group_size": _GROUP_ROWS}
+        pq.write_table(table, sink, write_page_checksum=True, **options)
         self.write(folder, name, sink.getvalue())
 
     def write(self, folder: str, name: str, data: bytes | pa.Buffer) -> None:

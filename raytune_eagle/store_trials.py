@@ -20,6 +20,8 @@ _TRIAL_FILE = re.compile(r"(\d{5,})-[0-9a-f]{12}\.parquet")
 _LEFT_OUT: Row = {"resolved_args": "{}", "env": {}, "launch_command": ""}
 """Columns that a brief reading passes over, and what stands for them; the last two are in config_json too."""
 _BRIEF = [column.name for column in TABLES["trials"] if column.name not in _LEFT_OUT]
+_BRIEF_REQUEST = [column.name for column in TABLES["requests"] if not pa.types.is_list(column.type)]
+"""What figures are made of: lists cost more than all else together."""
 
 
 class Found(NamedTuple):
@@ -37,11 +39,15 @@ def number_of(name: str) -> int:
 
 
 class Answers:
-    """The requests of trials, from the file of each or from compacted ones; of `wanted` alone where it is given."""
+    """The requests of trials, from the file of each or from compacted ones.
+
+    Of `wanted` alone, and without their histograms and hashes of prefixes, where that is given.
+    """
 
     def __init__(self, files: Files, study_folder: str, wanted: Iterable[int] | None = None) -> None:
         self._files, self._folder = files, f"{study_folder}/requests"
         self._wanted = None if wanted is None else list(wanted)
+        self._columns = None if wanted is None else _BRIEF_REQUEST
         self._compacted: dict[int, list[Row]] | None = None
 
     def of(self, record_number: int, name: str, expected: int) -> tuple[list[Request], list[str]]:
@@ -50,7 +56,7 @@ class Answers:
             return [], []
         rows: list[Row] | str = self._many().get(record_number, [])
         if not rows:
-            table = load(self._files, "requests", self._folder, name)
+            table = load(self._files, "requests", self._folder, name, self._columns)
             rows = table if isinstance(table, str) else table.to_pylist()
         return ([], [rows]) if isinstance(rows, str) else ([request_of(row) for row in rows], [])
 
@@ -63,7 +69,7 @@ class Answers:
         if self._compacted is None:
             self._compacted = {}
             for name in filter(is_compact, self._files.names(self._folder)):
-                table = load(self._files, "requests", self._folder, name)
+                table = load(self._files, "requests", self._folder, name, self._columns)
                 self._compacted |= {} if isinstance(table, str) else rows_by_trial(table, "trial", self._wanted)
         return self._compacted
 

@@ -111,8 +111,8 @@ def made(tmp_path_factory):
     return report(folder, "made", folder)[0]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")])
-def test_report(browser, made, width, scheme):
+@pytest.mark.parametrize(("width", "scheme", "other"), [(1280, "light", "dark"), (390, "dark", "light")])
+def test_report(browser, made, width, scheme, other):
     """In any width and theme: no error, no outside request, nothing wider than the screen, the right winner."""
     seen = Page(browser, width, scheme)
     page = seen.open(made.as_uri())
@@ -128,15 +128,26 @@ def test_report(browser, made, width, scheme):
         page.locator("figure[data-chart]:visible .plot[aria-label]").count() == page.locator("figure:visible").count()
     )
     seen.shot(f"report-{width}-{scheme}")
+    inked = "document.querySelector('#progress-1 .xtitle').style.fill"
+    before = page.evaluate(inked)
+    page.emulate_media(color_scheme=other)
+    until(page, f"{inked} !== {json.dumps(before)}")  # charts are drawn anew in the other theme's colours
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    seen.shot(f"report-{width}-{other}")
     assert seen.errors == []
     assert seen.outside() == []
 
 
 def test_report_by_keyboard(browser, made):
-    """Skip link, concurrency, tables, sorting and theme work from the keyboard, and focus is seen."""
+    """Skip link, copying, concurrency, tables, sorting and theme work from the keyboard, and focus is seen."""
     page = Page(browser).open(made.as_uri())
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator(".copy:visible").first.focus()
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('.copy').textContent === 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == page.locator("pre:visible").first.inner_text()
     page.locator("button[data-level='8']").focus()
     page.keyboard.press("Enter")
     assert page.locator(".verdict:visible h2").inner_text().endswith("at 8 streams")
@@ -161,13 +172,21 @@ def test_report_by_keyboard(browser, made):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
 
 
-def test_copy_gives_the_command(browser, made):
-    """The copy button puts the whole launch on the clipboard."""
-    page = Page(browser).open(made.as_uri())
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.locator(".copy:visible").first.click()
-    until(page, "document.querySelector('.copy').textContent === 'Copied'")
-    assert page.evaluate("navigator.clipboard.readText()") == page.locator("pre:visible").first.inner_text()
+def test_probes_of_the_kept_study(browser, tmp_path):
+    """All-reduces that were timed on four GPUs are drawn with their figures, on a phone too, and have their table."""
+    path, _ = report(ROOT / "results", "random7b-h200x4", tmp_path)
+    seen = Page(browser)
+    page = seen.open(path.as_uri())
+    seen.draw_all()
+    drawn = page.locator("#probes-all .heatmap-label text").all_text_contents()
+    assert {"12.6", "14"} <= set(drawn)
+    page.locator("#probes-all summary").click()
+    assert page.locator("#probes-all tbody tr").count() == 25
+    seen.shot("report-kept-1280-light")
+    page.set_viewport_size({"width": 390, "height": 900})
+    until(page, "document.documentElement.scrollWidth <= 390")  # charts follow
+    seen.shot("report-kept-390-light")
+    assert seen.errors == []
 
 
 def test_hostile_texts_are_text(browser, tmp_path):
@@ -189,7 +208,7 @@ def test_hostile_texts_are_text(browser, tmp_path):
 def test_five_thousand_trials(browser, tmp_path_factory):
     """A page of 5,000 trials names the winner, filters, draws every chart and is 8 MB or less; its times are kept."""
     folder = tmp_path_factory.mktemp("many")
-    write_compacted(str(folder), Made(trials=5000))
+    write_compacted(str(folder), Made(trials=5000, requests=16, passes=2))
     path, seconds = report(folder, "made", folder)
     seen = Page(browser)
     began = time.monotonic()

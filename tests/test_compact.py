@@ -6,7 +6,10 @@ import threading
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from made_results import Made, write
 from pyarrow import fs
@@ -14,6 +17,7 @@ from pyarrow import fs
 from raytune_eagle.errors import SpecError, StoreError
 from raytune_eagle.report.query import Query
 from raytune_eagle.store import ParquetStore
+from raytune_eagle.store_files import open_files
 
 MADE = Made(trials=12, requests=16, passes=2)
 TABLES = ("trials", "requests", "events")
@@ -59,6 +63,15 @@ def test_every_reader_finds_the_same(results):
     assert names(results, "trials") == ["compact-00000-00013.parquet"]
     assert len(names(results, "requests")) == 1
     assert [path.name for path in (results / "study=made").iterdir() if path.name.startswith(".")] == [".lock"]
+
+
+def test_a_large_file_is_in_groups_that_readers_pass_over(tmp_path):
+    """What many trials are put into can be read in part: groups of rows, each with its least and largest trial."""
+    files = open_files(str(tmp_path))
+    files.write_table("requests", "compact-00000-01999.parquet", pa.table({"trial": np.arange(140_000) // 70}))
+    meta = pq.read_metadata(tmp_path / "requests/compact-00000-01999.parquet")
+    spans = [meta.row_group(place).column(0).statistics for place in range(meta.num_row_groups)]
+    assert [(span.min, span.max) for span in spans] == [(0, 936), (936, 1872), (1872, 1999)]
 
 
 def test_a_brief_reading_knows_both_kinds_of_files(results):

@@ -1,5 +1,6 @@
 """`explain`: what a study has learned, held against the cost model that its figures came from."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import yaml
 
 from raytune_eagle import specfile
 from raytune_eagle.errors import SpecError
+from raytune_eagle.identity import spec_of
 from raytune_eagle.model import Workload
 from raytune_eagle.nodes.cost_model import Shape
 from raytune_eagle.nodes.presets import KIMI_K25
@@ -79,6 +81,45 @@ def test_worth_of_settings(explanation):
         KIMI_K25.machine.cycle_ms(draft, shape, env) / 3.24 + KIMI_K25.machine.ttft_ms / 256 for env in (best, bare)
     ]
     assert low < per_token[0] / per_token[1] < high < 1
+
+
+def relaunched(record, factor):
+    """The same launch once more, to confirm: every figure of speed times `factor`, on prompts of its own."""
+    names = ("output_throughput", "ci_low", "ci_high")
+    figures = tuple(
+        m.model_copy(update={**{name: getattr(m, name) * factor for name in names}, "cycle_ms": m.cycle_ms / factor})
+        for m in record.outcome.measurements
+    )
+    outcome = record.outcome.model_copy(update={"measurements": figures, "requests": ()})
+    return record.model_copy(update={"kind": "confirm", "number": record.number + 1000, "outcome": outcome})
+
+
+def test_launches_that_disagree_widen_every_interval(results, explanation):
+    """Where launches of one configuration differ by a fifth every interval is wider, and the text says why."""
+    records = list(ParquetStore(str(results)).read("learned"))
+    trials = [record for record in records if record.kind == "trial" and record.status == "completed"][:8]
+    again = [relaunched(record, factor) for record, factor in zip(trials, [0.8, 1.2] * 4, strict=True)]
+    told = Explanation(specfile.parse(yaml.safe_load(SPEC)), [*records, *again])
+    assert explanation.noise.variance**0.5 < 0.03
+    assert 0.08 < told.noise.variance**0.5 < 0.25
+    assert len(told.again) == 8
+    before, after = (
+        {row[:2]: math.log(row[4] / row[3]) for row in found.worth() if row[:2] == ("nccl_proto", None)}
+        for found in (explanation, told)
+    )
+    assert after["nccl_proto", None] > 3 * before["nccl_proto", None]
+    assert "8 that confirmed" in next(lines(told))
+
+
+def test_a_single_launch_is_not_believed():
+    """What one launch gave the kept study's tree list, 1.19x, its confirming launch did not: the interval holds 1."""
+    store = ParquetStore(str(ROOT / "results"))
+    records, (spec, _) = list(store.read("random7b-h200x4")), spec_of(store.read_events("random7b-h200x4"))
+    found = Explanation(spec, records)
+    worth = {(column, value): (low, high) for column, value, _, low, high in found.worth()}
+    worth |= {(column, found.best[column]): (1.0, 1.0) for column in ("nccl_algo",)}
+    low, high = worth["nccl_algo", "ring,tree;allreduce:tree"]
+    assert low <= 1 <= high
 
 
 def test_next_points_are_new(explanation):

@@ -6,6 +6,9 @@ import csv
 import datetime as dt
 import io
 import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
@@ -233,6 +236,32 @@ def test_any_filesystem_can_be_queried(results):
     assert query.run("select sum(output_throughput) as s from trials").to_pylist() == [{"s": 70.0}]
 
 
+def test_queries_of_several_threads_do_not_meet(results, tmp_path):
+    """All queries of a process share a database; each sees the views of its own folder, however many run at once."""
+    store = ParquetStore(str(tmp_path / "more"))
+    store.append(record("c", 0, 5.0))
+    folders = [results, tmp_path / "more"] * 8
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda folder: rows(folder, "select sum(output_throughput) as s from trials"), folders))
+    assert found == [[{"s": 70.0}], [{"s": 5.0}]] * 8
+
+
+def test_a_forked_process_can_ask(results):
+    """A child of a process that has asked before gets its answer: it does not wait for its parent's threads."""
+    sql = "select count(*) as n from trials"
+    assert rows(results, sql) == [{"n": 3}]
+    code = (
+        "import os, sys; from raytune_eagle.report.query import Query\n"
+        "asked = Query(sys.argv[1]); asked.run(sys.argv[2])\n"
+        "child = os.fork()\n"
+        "if child: sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "print(asked.run(sys.argv[2]).to_pylist()); sys.stdout.flush(); os._exit(0)"
+    )
+    command = [sys.executable, "-c", code, str(results), sql]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[{'n': 3}]\n", done.stderr
+
+
 def test_schema_lists_every_column_with_its_meaning(results):
     """The schema names type, unit and meaning of all fixed columns and of the parameters found."""
     found = {(row["view"], row["column"]): row for row in Query(str(results)).schema().to_pylist()}
@@ -289,6 +318,15 @@ def test_a_table_fits_the_terminal(results, width):
         text = render(Query(str(results)).run(sql), "table", width).decode()
         assert max(len(line) for line in text.splitlines()) <= width
         assert "40" in text
+
+
+def test_a_long_value_is_cut_in_a_table_alone():
+    """A table is for the eye: a value of thousands of characters is cut and says how long it is; json has all of it."""
+    table = pa.table({"log": ["x" * 9000], "number": [1]})
+    text = render(table, "table", 100).decode()
+    assert len(text) < 2000
+    assert "(9,000 characters" in " ".join(text.split())
+    assert json.loads(render(table, "json"))[0]["log"] == "x" * 9000
 
 
 def test_an_empty_answer_is_said():

@@ -9,30 +9,14 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
+from readme import ROOT, RUN_BY, TEXT, blocks, commands
 
+from raytune_eagle import specfile
 from raytune_eagle.cli import main
 
-ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-ELSEWHERE = {
-    "make demo": "test_end_to_end.py runs its study",
-    "make lab": "several hosts, some 20 minutes",
-    "make soak": "some minutes, and it proves no line of the README",
-    "make test": "runs this",
-    "make test-fast": "runs this",
-    "pip install": "needs GPUs to be of use",
-    "raytune-eagle run search_spaces/kimi_k25_8gpu.yaml --cluster auto": "needs 8 GPUs",
-}
-"""Commands of the README that cannot run in this test, and why."""
-
-
-def commands():
-    """Lines of the indented blocks, one command each."""
-    blocks = re.findall(r"(?<=\n\n)((?:    \S.*\n)+)", TEXT)
-    return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-
-
-QUICK = [line for line in commands() if not line.startswith(tuple(ELSEWHERE))]
+HERE = Path(__file__).parent
+QUICK = commands("quick")
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +38,44 @@ def shell(clone, line):
     return subprocess.run(["bash", "-c", script], cwd=clone, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_there_are_commands_to_run():
-    """The blocks are found, each is run here or is said to run elsewhere, and none of the latter is stale."""
+def test_every_block_is_run_somewhere():
+    """Each block says its tier, and a file of tests runs that tier's blocks word for word; only GPUs are not here."""
+    assert [block.text for block in blocks() if block.tier not in RUN_BY] == []
+    assert {block.tier for block in blocks()} == set(RUN_BY)
     assert len(QUICK) >= 8
-    for prefix in ELSEWHERE:
-        assert any(line.startswith(prefix) for line in commands()), prefix
+    for tier, file in RUN_BY.items():
+        assert file is None or f'commands("{tier}")' in (HERE / file).read_text(encoding="utf-8"), tier
+
+
+def test_a_block_without_a_tier_is_found():
+    """A block that somebody adds and forgets to mark is one, of no tier."""
+    found = blocks(
+        "Text:\n\n    make it\n\n<!-- tier: quick -->\n```python\nx = 1\n```\n\n<!-- tier: lab -->\n\n    a  # b\n"
+    )
+    assert [(block.tier, block.kind) for block in found] == [(None, "shell"), ("quick", "python"), ("lab", "shell")]
+    assert found[2].lines == ["a"]
+
+
+@pytest.mark.parametrize("line", commands("develop"))
+def test_targets_for_who_works_on_it(line):
+    """They run this test, or for minutes, so that it cannot run them: each is a target that leads to what it says."""
+    words = [*line.split(), "--dry-run"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    scripts = re.findall(r"benchmarks/\w+\.py", done.stdout)
+    assert "pytest" in done.stdout or (scripts and all((ROOT / script).is_file() for script in scripts))
+
+
+@pytest.mark.parametrize("line", [line for line in commands("gpu") if line.startswith("raytune-eagle run")])
+def test_commands_for_gpus_are_well_formed(line):
+    """What needs 8 GPUs names a spec that there is and reads well."""
+    assert specfile.load(str(ROOT / line.split()[2]))
+
+
+@pytest.mark.parametrize("text", [block.text for block in blocks() if block.kind == "yaml"])
+def test_specs(text):
+    """The spec that the README shows reads as it stands."""
+    assert specfile.parse(yaml.safe_load(text)).name == "kimi-k25-8gpu"
 
 
 @pytest.mark.slow
@@ -72,7 +89,7 @@ def test_command(clone, line):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL))
+@pytest.mark.parametrize("code", [block.text for block in blocks() if block.kind == "python"])
 def test_python(clone, code):
     """Examples in Python run as they stand."""
     command = [sys.executable, "-W", "error", "-c", code]

@@ -8,15 +8,18 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from made import failed
 from made_results import WINNER, Made, write
 
+from raytune_eagle.model import HOPELESS, Gate
 from raytune_eagle.ranking import leaderboard
 from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.page import page
 from raytune_eagle.report.page.charts_nodes import PHASES, busy_share, segments
-from raytune_eagle.report.page.charts_search import round_values, thinned
+from raytune_eagle.report.page.charts_probes import all_reduces
+from raytune_eagle.report.page.charts_search import ranking, round_values, thinned
 from raytune_eagle.report.page.influence import cycle_parts, importances
 from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.store import ParquetStore
@@ -204,3 +207,79 @@ def test_importances_name_what_matters(facts):
     assert next(iter(found)) == "num_steps"
     assert sum(found.values()) == pytest.approx(1)
     assert importances(rows[:5]) == {}
+
+
+def test_probes_have_their_chart_and_table():
+    """Every timed environment of the kept study is drawn, the default first, with the times that pandas finds."""
+    facts = Facts(ParquetStore(str(REAL)), "random7b-h200x4")
+    frame = pd.read_parquet(REAL / "study=random7b-h200x4/probes")
+    chart = all_reduces(facts.probes)
+    (drawn,) = chart.data
+    assert len(drawn["y"]) == frame.env.astype(str).nunique()
+    assert drawn["y"][0] == "default"
+    assert drawn["x"][0] == f"{frame.message_bytes.min() // 1024} KiB"
+    small = frame[(frame.message_bytes == frame.message_bytes.min()) & (frame.env.astype(str) == "[]")]
+    assert drawn["text"][0][0] == f"{small.p50_us.median():.3g}"
+    assert drawn["z"][0][0] == 0
+    assert len(chart.rows) == len(frame)
+    assert {row[4] for row in chart.rows} == set(frame.p50_us)
+    assert 'data-chart="probes-all"' in page(facts)
+
+
+def timed(env, us, node="n0", size=8192, at=1.0, error=None):
+    """One row of the view probes."""
+    row = {"measured_unix_s": at, "node": node, "step": "verify", "tokens": 2, "env": env, "message_bytes": size}
+    return {**row, "p50_us": us, "p95_us": us, "chosen": None, "error": error}
+
+
+def test_probes_of_several_nodes_and_failures():
+    """Nodes meet in their median, shares are of the default's, and what failed is named and has no time."""
+    ring, low = {"NCCL_ALGO": "Ring"}, {"NCCL_PROTO": "LL128"}
+    rows = [timed({}, 10.0), timed(ring, 20.0), timed({}, 30.0, "n1"), timed(ring, 60.0, "n1")]
+    chart = all_reduces([*rows, timed(low, None, error="hang: no answer <b>")])
+    (drawn,) = chart.data
+    assert (drawn["y"], drawn["text"], drawn["z"]) == (["default", "ALGO=Ring"], [["20"], ["40"]], [[0.0], [1.0]])
+    assert "Failed: NCCL_PROTO=LL128 (hang: no answer <b>)." in chart.about
+    assert [row[6] for row in chart.rows] == [0.5, 1.0, 1.5, 3.0, None]
+    assert all_reduces([]) is None
+    assert all_reduces([timed({}, None, error="hang")]) is None
+
+
+def test_probes_of_hundreds_of_environments():
+    """Of more environments than can be read the fastest and the slowest are drawn; the table has all."""
+    rows = [timed({}, 10.0), *(timed({"NCCL_NTHREADS": str(n)}, 10.0 + n) for n in range(1, 200))]
+    chart = all_reduces(rows)
+    assert len(chart.data[0]["y"]) == 24
+    assert chart.data[0]["y"][-1] == "NTHREADS=199"
+    assert "fastest and the slowest of 200" in chart.about
+    assert len(chart.rows) == 200
+
+
+def test_launches_that_ended_early_are_drawn(tmp_path):
+    """A launch that was given up as hopeless has its place among the fastest, as what it is."""
+    records = write(str(tmp_path / "a"), Made(trials=12, requests=16, passes=2))
+    store = ParquetStore(str(tmp_path / "b"))
+    for record in records:
+        gates = (Gate(name=HOPELESS, verdict="passed", detail="cannot be the best any more"),)
+        early = record.number == 3 and record.status == "completed"
+        change = {"gates": gates} if early else {}
+        store.append(record.model_copy(update={"outcome": record.outcome.model_copy(update=change)}))
+    assert store.read_brief("made")[3].status == "hopeless"
+    facts = Facts(store, "made")
+    drawn = {trace["name"]: trace["y"] for trace in ranking(facts, facts.standing(1)).data}
+    assert len(drawn["ended early"]) == 1
+
+
+def test_the_confirmed_are_held_against_their_own_plain_decoding():
+    """Figures beside the verdict are of the launches that it is about, and names hold only what differs."""
+    facts = Facts(ParquetStore(str(REAL)), "random7b-h200x4")
+    standing = facts.standing(1)
+    again = next(row for row in standing.again if row.config.speculative is None)
+    assert standing.found.confirmed
+    assert standing.plain["output_throughput"] == pytest.approx(again.throughput)
+    assert [row.speedup for row in standing.again] == [
+        None if row is again else row.throughput / again.throughput for row in standing.again
+    ]
+    names = [row[0] for row in ranking(facts, standing).rows]
+    assert "EAGLE3 3/4/16 NCCL_NTHREADS=64" in names
+    assert not any("SGLANG_SIMULATE" in name for name in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -208,6 +209,22 @@ def test_two_studies_side_by_side(folder):
     assert "points in both" in out
 
 
+def test_a_ratio_of_two_studies_counts_what_launches_differ_by(folder):
+    """Studies alike to a hair in their passes, of one launch each, are not told apart to a hair."""
+    out = cli("compare", "made", "made", "--results", folder).output
+    low, high = map(float, re.search(r"fastest.*1\.00x \((.*?)–(.*?)\)", out).groups())
+    assert low <= 0.95
+    assert high >= 1.05
+
+
+def test_a_launch_is_told_once(folder):
+    """Where the fastest is the same at every concurrency its command comes once, and intervals say what they are of."""
+    out = cli("best", "made", "--results", folder).output
+    assert out.count("sglang.launch_server") == 1
+    assert "Launch command of the fastest: as above" in out
+    assert "over the passes of a launch" in out
+
+
 def test_a_study_is_its_own_equal(folder):
     """Against itself every ratio is 1 and nothing differs."""
     out = cli("compare", "made", "made", "--results", folder).output
@@ -236,6 +253,21 @@ def test_compact_by_command(tmp_path):
     assert "trials: 10 files" in cli("results", "compact", "--results", tmp_path).output
     assert cli("results", "compact", "--results", tmp_path).output == "made: nothing to do\n"
     assert len(pd.read_parquet(tmp_path / "study=made/trials").number.unique()) == 10
+
+
+def test_thousands_of_files_are_advised_to_be_compacted(tmp_path):
+    """Who asks many single files hears what would make it quick, on stderr; compacted, nothing is said."""
+    write(str(tmp_path), Made(trials=6, requests=16, passes=2))
+    folder = tmp_path / "study=made/trials"
+    for number in range(1001):  # no more than names: they are passed over as torn
+        (folder / f"{number + 100:05d}-aaaaaaaaaaaa.parquet").touch()
+    sql = "select count(*) from requests"
+    said = cli("query", sql, "--results", tmp_path, "--format", "csv")
+    assert "1,009 files: `raytune-eagle results compact made` would make reading them faster" in said.stderr
+    assert "faster" not in said.stdout
+    for path in folder.glob("*-aaaaaaaaaaaa.parquet"):
+        path.unlink()
+    assert cli("query", sql, "--results", tmp_path).stderr == ""
 
 
 def test_report_by_command(folder, tmp_path):

@@ -14,10 +14,11 @@ from rich.table import Table
 from raytune_eagle.model import Completed, Event, TrialRecord
 from raytune_eagle.ranking import Row, label, leaderboard
 from raytune_eagle.report.facts import written_spec
-from raytune_eagle.report.verdict import ratio_of_intervals, winner
+from raytune_eagle.report.verdict import between_launches, ratio_of_intervals, speed, widened, winner
 from raytune_eagle.spec import differences
-from raytune_eagle.statistics import Interval
+from raytune_eagle.statistics import LaunchNoise
 
+_OF_LAUNCHES = ("name", "budget", "search", "start_from", "baseline", "confirm")
 Study = tuple[Sequence[TrialRecord], Sequence[Event]]
 
 
@@ -59,9 +60,8 @@ def _version(records: Sequence[TrialRecord]) -> str:
 
 
 def _spec(events: Sequence[Event]) -> dict[str, Any]:
-    """Leaves of the spec, without what may differ between runs of one study; empty when it is not known."""
-    tree = {name: value for name, value in written_spec(events).items() if name not in ("name", "budget", "search")}
-    return dict(_leaves(tree))
+    """Leaves of the spec, without what only says which launches there were; empty when it is not known."""
+    return dict(_leaves({name: value for name, value in written_spec(events).items() if name not in _OF_LAUNCHES}))
 
 
 def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -82,14 +82,15 @@ def _table(one: Sequence[TrialRecord], other: Sequence[TrialRecord], level: int)
     boards = [leaderboard(side, level) for side in (one, other)]
     plain = [next((row for row in board if row.kind == "baseline" and row.throughput), None) for board in boards]
     best = [winner(side, level) for side in (one, other)]
-    table.add_row("plain decoding", *map(_speed, plain), _ratio(*plain))
-    table.add_row("fastest", *map(_named, best), _ratio(*best))
+    noise = max((between_launches(side, level) for side in (one, other)), key=lambda each: each.variance)
+    table.add_row("plain decoding", *map(_speed, plain), _ratio(plain, noise))
+    table.add_row("fastest", *map(_named, best), _ratio(best, noise))
     table.add_row("points in both", *_shared(*boards))
     return table
 
 
 def _speed(row: Row | None) -> str:
-    found = _interval(row)
+    found = speed(row)
     return f"{found.value:.1f} ({found.low:.1f}–{found.high:.1f})" if found else "–"
 
 
@@ -97,17 +98,13 @@ def _named(row: Row | None) -> str:
     return "–" if row is None else f"{escape(label(row.config))}\n{_speed(row)}"
 
 
-def _interval(row: Row | None) -> Interval | None:
-    if row is None or row.throughput is None or row.ci_low is None or row.ci_high is None:
-        return None
-    return Interval(row.throughput, row.ci_low, row.ci_high)
-
-
-def _ratio(one: Row | None, other: Row | None) -> str:
-    first, second = _interval(one), _interval(other)
-    if first is None or second is None:
+def _ratio(rows: Sequence[Row | None], noise: LaunchNoise) -> str:
+    """Of the second over the first, with what launches differ by in its interval, which theirs do not hold."""
+    one, other = rows
+    first, second = speed(one), speed(other)
+    if one is None or other is None or first is None or second is None:
         return "–"
-    found = ratio_of_intervals(second, first)
+    found = widened(ratio_of_intervals(second, first), noise.half_width(one.measured, other.measured))
     return f"{found.value:.2f}x ({found.low:.2f}–{found.high:.2f})"
 
 
@@ -118,7 +115,7 @@ def _shared(one: Sequence[Row], other: Sequence[Row]) -> tuple[str, str, str]:
     if not common:
         return "0", "", "–"
     middle = statistics.median(sides[1][key] / sides[0][key] for key in common)
-    return str(len(common)), "", f"{middle:.2f}x in the middle"
+    return str(len(common)), "", f"median {middle:.2f}x"
 
 
 def _point(row: Row) -> str:

@@ -21,6 +21,7 @@ from raytune_eagle.simulation import simulated
 from raytune_eagle.space import GroupSize, Space
 
 _MOST_ROWS = 15
+_OF_PASSES = "Intervals are over the passes of a launch; what launches differ by beside that counts in the verdict."
 _OTHER_S = 120.0
 """Share of a launch that is not its start: warm-up, passes, stop. A guess for `plan`, told as one."""
 
@@ -30,6 +31,7 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
     note = simulated_from(records)
     if note:
         console.print(note, style="bold", soft_wrap=True, highlight=False)
+    told: set[str] = set()
     for concurrency in concurrencies:
         rows, again = leaderboard(records, concurrency), confirmed(records, concurrency)
         console.print(_board(rows[:_MOST_ROWS], f"concurrency {concurrency}"))
@@ -37,13 +39,18 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
             console.print(f"… and {len(rows) - _MOST_ROWS} more: raytune-eagle query")
         if again:
             console.print(_board(again, f"confirmed at concurrency {concurrency}"))
+        if not told:
+            console.print(_OF_PASSES, soft_wrap=True, highlight=False)
         for line in _conditions(records, concurrency):
             console.print(line, soft_wrap=True, highlight=False)
         console.print(f"Verdict at concurrency {concurrency}: {escape(verdict(records, concurrency))}", soft_wrap=True)
         best = winner(records, concurrency)
         if best is not None:
-            console.print("Launch command of the fastest:", style="bold")
-            console.print(escape(best.config.command()), soft_wrap=True, highlight=False)
+            known = best.config.command() in told
+            console.print(f"Launch command of the fastest{': as above' if known else ':'}", style="bold")
+            if not known:
+                console.print(escape(best.config.command()), soft_wrap=True, highlight=False)
+            told.add(best.config.command())
     if note:
         console.print(_virtual_time(records), soft_wrap=True, highlight=False)
 

@@ -1,30 +1,34 @@
 """What a study has learned: what a cycle is made of, what drafts accept, what each setting is worth, what to try next.
 
-All of it from the two factors (`raytune_eagle.samplers.belief`), whatever sampler the study had. Intervals are of 95 %.
+All of it from the two factors (`raytune_eagle.samplers.belief`), whatever sampler the study had. Intervals are of 95 %,
+and hold what two launches of one configuration differ by, which no pass within a launch shows.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import TrialRecord
+from raytune_eagle.model import Completed, Measurement, TrialRecord
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers.belief import Belief
 from raytune_eagle.samplers.candidates import Params
-from raytune_eagle.samplers.observed import Launch
+from raytune_eagle.samplers.observed import Launch, measured, whole
 from raytune_eagle.samplers.two_factor import Choice
-from raytune_eagle.search import Search
+from raytune_eagle.search import Search, figures_of
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
-from raytune_eagle.statistics import t_975
+from raytune_eagle.statistics import LaunchNoise, launch_noise, log_variance, t_975
 
 _NEXT = 5
 _NORMAL = 1.96
+_SURE = 0.995
 _LEAST = 5
 """Launches with figures below which nothing is said."""
 
@@ -47,12 +51,21 @@ class Explanation:
 
     Raises:
         SpecError: fewer than five launches have figures.
+
+    Attributes:
+        launches: of the search, those with figures.
+        again: those of points of the space that confirmed; their prompts were others, so only their cycles count.
+        noise: what launches of one configuration differ by.
+        best: the point of the space that is believed to be the fastest of those that were launched.
     """
 
     def __init__(self, spec: Spec, records: Sequence[TrialRecord]) -> None:
         search = spec.search.model_copy(update={"sampler": "two-factor", "stop_below": None})
         self._space = Space(spec.model_copy(update={"search": search}))
-        self._search = Search(self._space, records, Reference(records))
+        self.noise, reference = relaunch_noise(records), Reference(records)
+        self._search = Search(self._space, records, reference, self.noise.variance)
+        self.again = list(_again(self._space, records, reference, self.noise.variance))
+        self._search.learn_from(self.again)
         self._belief = self._search.belief()
         self.launches: list[Launch] = self._belief.done
         if len(self.launches) < _LEAST:
@@ -131,7 +144,7 @@ class Explanation:
 
     def _ratio(self, point: Params) -> tuple[float, float, float]:
         mean, variance = self._belief.difference(point, self.best)
-        half = _NORMAL * math.sqrt(variance)
+        half = t_975(self.noise.freedom) * math.sqrt(variance)
         return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
     def next_points(self) -> list[Choice]:
@@ -144,6 +157,33 @@ class Explanation:
         return self._belief
 
 
+def relaunch_noise(records: Sequence[TrialRecord]) -> LaunchNoise:
+    """What the cycles of launches of one configuration on one node differ by, whatever they were launched for."""
+    groups: dict[tuple[str, str], list[Sequence[Measurement]]] = defaultdict(list)
+    for record in records:
+        if isinstance(record.outcome, Completed) and record.outcome.measurements:
+            groups[record.node, record.key].append(record.outcome.measurements)
+    return launch_noise(_logs(several) for several in groups.values() if len(several) > 1)
+
+
+def _logs(launches: Sequence[Sequence[Measurement]]) -> tuple[np.ndarray, np.ndarray]:
+    """Logs of the cycle (mean over concurrencies) and their variances by the passes, of one configuration."""
+    logs = [math.fsum(math.log(m.cycle_ms) for m in one) / len(one) for one in launches]
+    variances = [math.fsum(map(log_variance, one)) / len(one) ** 2 for one in launches]
+    return np.array([logs]), np.array([variances])
+
+
+def _again(
+    space: Space, records: Sequence[TrialRecord], reference: Reference, launch_variance: float
+) -> Iterator[Launch]:
+    """Cycles of points that were launched again to confirm."""
+    for record in records:
+        told = space.told(record.config) if record.kind == "confirm" and record.config.speculative else None
+        figures = figures_of(record, reference, launch_variance)
+        if told and figures:
+            yield replace(measured(whole(told[0]), figures), accept=None, reached=())
+
+
 def _shape(params: Params) -> tuple[int, int, int]:
     steps, topk = params.get("num_steps") or 1, params.get("eagle_topk") or 1
     return steps, topk, steps + 1 if topk == 1 else params.get("num_draft_tokens") or steps + 1
@@ -151,23 +191,31 @@ def _shape(params: Params) -> tuple[int, int, int]:
 
 def lines(explanation: Explanation) -> Iterator[str]:
     """The explanation as plain text."""
-    yield f"From {len(explanation.launches)} launches with figures; the best: {spelled(explanation.best)}"
+    again = f" and {len(explanation.again)} that confirmed" if explanation.again else ""
+    yield f"From {len(explanation.launches)} launches with figures{again}; the best: {spelled(explanation.best)}"
+    yield (
+        f"Launches of one configuration differ by {math.sqrt(explanation.noise.variance):.1%} (standard deviation); "
+        "the intervals hold that."
+    )
     yield from ("", "A cycle under the best launch's settings (least squares, 95 %):")
     shares = explanation.cycle()
     yield from (f"  {part.name:24} {part.ms:8.3f} ms  ({part.low:.3f} to {part.high:.3f})" for part in shares)
     if not shares:
         yield "  the launches are too alike to tell its parts apart"
     yield from ("", "accept_len of chains by steps: expected (95 %), measured:")
-    for steps, value, low, high, measured in explanation.accept_lens():
-        yield f"  {steps:3d}  {value:5.2f} ({low:.2f} to {high:.2f})  {f'{measured:.2f}' if measured else '-'}"
+    for steps, value, low, high, seen in explanation.accept_lens():
+        yield f"  {steps:3d}  {value:5.2f} ({low:.2f} to {high:.2f})  {f'{seen:.2f}' if seen else '-'}"
     yield from ("", "Speed with one setting changed, over the best launch's (95 %):")
-    for column, value, ratio, low, high in explanation.worth():
+    settings = list(explanation.worth())
+    yield from () if settings else ("  no setting beside the tree was searched",)
+    for column, value, ratio, low, high in settings:
         yield f"  {column + '=' + ('unset' if value is None else str(value)):44} {ratio:.3f}x ({low:.3f} to {high:.3f})"
     yield from ("", "Most promising points that were never launched:")
     for choice in explanation.next_points():
+        fails = f", fails with one of {1 - choice.runs:.0%}" if choice.runs < _SURE else ""
         yield (
-            f"  expected gain {choice.gain:6.2%}, faster than the best with a chance of {choice.better:4.0%}, "
-            f"fails with {1 - choice.runs:3.0%}: {spelled(choice.params)}"
+            f"  expected gain {choice.gain:5.1%}, faster than the best with a chance of {choice.better:.0%}{fails}: "
+            f"{spelled(choice.params)}"
         )
 
 

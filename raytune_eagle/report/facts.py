@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,10 +14,8 @@ from raytune_eagle.errors import SpecError
 from raytune_eagle.identity import STARTED
 from raytune_eagle.model import Completed, Event, Failed, Measurement, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement
-from raytune_eagle.report.verdict import Sides, sides, verdict, winner
+from raytune_eagle.report.verdict import Sides, fastest, in_words, sides
 from raytune_eagle.store import ParquetStore
-
-MEASURED = ("completed", "infeasible")
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Standing:
         again: points that were launched again to confirm.
         found: what the verdict is about; None when nothing that was searched has figures and keeps the limits.
         launch: what to launch, plain decoding included; None for nothing.
-        plain: mean figures of plain decoding on the nodes that measured it; None without any.
+        plain: mean figures of plain decoding, of the launches that the verdict is about; None without any.
     """
 
     concurrency: int
@@ -60,6 +58,7 @@ class Facts:
     Attributes:
         records: all launches by number, brief, but with requests where a verdict needs them.
         events: of the study and its nodes, by time; those of single launches are in the records.
+        probes: timings of all-reduces, by time; none where nobody asked for them.
     """
 
     def __init__(self, store: ParquetStore, study: str) -> None:
@@ -67,10 +66,14 @@ class Facts:
         brief = store.read_brief(study)
         if not brief:
             raise SpecError(f"study {study!r} has no trial yet")
-        chosen = _with_answers(brief)
+        levels = sorted({figures.concurrency for record in brief for figures in measurements(record)})
+        self._launches: dict[int, list[tuple[TrialRecord, Measurement]]] = {}
+        self._rows = {level: leaderboard(brief, level) for level in levels}  # seconds of thousands of launches
+        chosen = _with_answers(brief, self._rows)
         full = {record.number: record for record in store.with_requests(r for r in brief if r.number in chosen)}
         self.records: list[TrialRecord] = [full.get(record.number, record) for record in brief]
         self.events: list[Event] = [event for event in store.read_events(study) if event.name in _STUDY_EVENTS]
+        self.probes: list[dict[str, Any]] = store.read_probes(study)
 
     @cached_property
     def spec(self) -> dict[str, Any]:
@@ -125,28 +128,37 @@ class Facts:
         varied = [name for name, values in names.items() if len(values) > 1]
         return {record.number: _label(record, varied) for record in self.records}
 
+    def launches(self, concurrency: int) -> list[tuple[TrialRecord, Measurement]]:
+        """Launches that have figures at a concurrency, with these."""
+        if concurrency not in self._launches:  # asked for by every chart
+            found = ((record, measurement(record, concurrency)) for record in self.measured)
+            self._launches[concurrency] = [(record, figures) for record, figures in found if figures]
+        return self._launches[concurrency]
+
     def standing(self, concurrency: int) -> Standing:
         """What came out at a concurrency."""
-        rows = leaderboard(self.records, concurrency)
+        rows = self._rows.get(concurrency) or leaderboard(self.records, concurrency)
         chief = _chief(self.records, rows)
+        found = sides(chief, concurrency)
         return Standing(
             concurrency=concurrency,
-            sentence=verdict(chief, concurrency),
+            sentence=in_words(found, chief, concurrency),
             rows=rows,
             again=confirmed(self.records, concurrency),
-            found=sides(chief, concurrency),
-            launch=winner(chief, concurrency),
-            plain=_mean_figures(self._plain(concurrency)),
+            found=found,
+            launch=fastest(found) if found else None,
+            plain=self._plain(found, concurrency),
         )
 
-    def _plain(self, concurrency: int) -> list[Measurement]:
-        found = [measurement(record, concurrency) for record in self.records if record.kind == "baseline"]
-        return [figures for figures in found if figures]
+    def _plain(self, found: Sides | None, concurrency: int) -> dict[str, float] | None:
+        """Of the launches that the verdict compares with; of all baselines where there is no verdict."""
+        if found is not None and found.plain is not None:
+            return self.figures_of(found.plain, concurrency)
+        return _mean_figures([f for record, f in self.launches(concurrency) if record.kind == "baseline"])
 
     def figures_of(self, row: Row, concurrency: int) -> dict[str, float] | None:
         """Mean figures of all launches of a point."""
-        found = [measurement(record, concurrency) for record in self.records if record.number in row.numbers]
-        return _mean_figures([figures for figures in found if figures])
+        return _mean_figures([f for record, f in self.launches(concurrency) if record.number in row.numbers])
 
 
 _CHIEF = 50
@@ -164,12 +176,11 @@ def measurements(record: TrialRecord) -> Sequence[Measurement]:
     return record.outcome.measurements if isinstance(record.outcome, Completed) else ()
 
 
-def _with_answers(records: Sequence[TrialRecord]) -> set[int]:
+def _with_answers(records: Sequence[TrialRecord], boards: Mapping[int, Sequence[Row]]) -> set[int]:
     """Launches whose requests a verdict compares: plain decoding, confirmations, and what is fastest anywhere."""
-    levels = {figures.concurrency for record in records for figures in measurements(record)}
-    chief = {level: _chief(records, leaderboard(records, level)) for level in levels}
-    fastest = [found.best.key for level in levels if (found := sides(chief[level], level))]
-    return {r.number for r in records if r.kind != "trial" or r.key in fastest}
+    found = [sides(_chief(records, rows), level) for level, rows in boards.items()]
+    best = {each.best.key for each in found if each}
+    return {r.number for r in records if r.kind != "trial" or r.key in best}
 
 
 def _chief(records: Sequence[TrialRecord], rows: Sequence[Row]) -> list[TrialRecord]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import os
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +37,15 @@ _UNKNOWN_COLUMN = re.compile(r'Referenced column "(.+?)" not found|does not have
 _STREAM = re.compile(r"stream registered as|^(?!Binder).*arrow_scan")  # DuckDB 2 and 1: an Arrow dataset broke off
 _MOST_LOOKS = 5  # at a folder that is compacted under the eyes
 _READERS = 16  # at once from a remote filesystem, where opening a file is waiting
-_FORMAT = ds.ParquetFileFormat(
-    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-)
+_REPEATED = {"study", "kind", "node", "status", "failure_class", "prompt_id", "category", "name", "step"}
+"""Texts that come again and again: as dictionaries they are neither built nor compared row by row."""
+_FORMATS = {
+    table: ds.ParquetFileFormat(
+        read_options=ds.ParquetReadOptions(dictionary_columns=_REPEATED & {column.name for column in columns}),
+        default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True),
+    )
+    for table, columns in TABLES.items()
+}
 
 
 class _MovedError(StoreError):
@@ -82,12 +90,10 @@ class Query:
 
     def _run(self, sql: str) -> pa.Table:
         self.warnings = []
-        with duckdb.connect() as connection:
-            datasets = {name: self._dataset(name, sql) for name in TABLES}
+        datasets = {name: self._dataset(name) for name in _meant(sql)}
+        with _database(os.getpid()).cursor() as connection:
             for name, dataset in datasets.items():
                 connection.register(name, dataset)
-            for setting in _SHUT:
-                connection.execute(setting)
             try:
                 return _answer(connection, sql)
             except (*READ_ERRORS, duckdb.Error) as error:
@@ -109,24 +115,22 @@ class Query:
         rows = []
         for view, columns in TABLES.items():
             known = {column.name: column for column in columns}
-            for field in self._dataset(view, view).schema:
+            for field in self._dataset(view).schema:
                 column = known.get(field.name)
                 unit, meaning = (column.unit, column.meaning) if column else ("", "searched parameter")
-                names = {"view": view, "column": field.name, "type": str(field.type)}
+                names = {"view": view, "column": field.name, "type": str(column.type if column else field.type)}
                 rows.append(names | {"unit": unit, "meaning": meaning})
         return pa.Table.from_pylist(rows)
 
-    def _dataset(self, table: str, sql: str) -> ds.Dataset:
-        """All sound files of a table. Only the files of views that the statement could mean are opened."""
-        words = set(re.findall(r"\w+", sql.lower()))
-        wanted = table in words or not words & TABLES.keys()
-        found = self._open_all(table) if wanted else []
+    def _dataset(self, table: str) -> ds.Dataset:
+        """All sound files of a table."""
+        found = self._open_all(table)
         self.warnings += [one.problem for one in found if one.problem]
         fragments = [one.fragment for one in found if one.fragment is not None]
         schema = _unified(table, [fragment.physical_schema for fragment in fragments])
         if not fragments:
             return ds.dataset(schema.empty_table())
-        return ds.FileSystemDataset(fragments, schema=schema, format=_FORMAT, filesystem=self._files.filesystem)
+        return ds.FileSystemDataset(fragments, schema=schema, format=_FORMATS[table], filesystem=self._files.filesystem)
 
     def _open_all(self, table: str) -> list[_Found]:
         places = [
@@ -138,11 +142,31 @@ class Query:
             return list(pool.map(lambda place: _open(self._files, table, *place), places))
 
 
+@functools.cache
+def _database(process: int) -> duckdb.DuckDBPyConnection:
+    """One for all queries of a process, empty and shut: its start takes longer than most answers do.
+
+    What a query registers is its own cursor's. A forked process has a database of its own, `process` being its id: the
+    threads of its parent's did not come along.
+    """
+    del process
+    connection = duckdb.connect()
+    for setting in _SHUT:
+        connection.execute(setting)
+    return connection
+
+
+def _meant(sql: str) -> list[str]:
+    """Views that a statement could mean: those that it names, or all of them (SHOW TABLES)."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    return [name for name in TABLES if name in words] or list(TABLES)
+
+
 def _open(files: Files, table: str, folder: str, name: str) -> _Found:
     """Read the end of a file; the fragment remembers it, so that the query need not read it again."""
     path = files.path(folder, name)
     try:
-        fragment = _FORMAT.make_fragment(path, files.filesystem)
+        fragment = _FORMATS[table].make_fragment(path, files.filesystem)
         problem = file_problem(table, fragment.physical_schema, path)
         return _Found(None if problem else fragment, problem)
     except FileNotFoundError as error:
@@ -153,7 +177,7 @@ def _open(files: Files, table: str, folder: str, name: str) -> _Found:
 
 def _unified(table: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Fixed columns, and the parameters of all studies; one that they type differently is a number or else text."""
-    types: dict[str, pa.DataType] = {field.name: field.type for field in table_schema(table)}
+    types: dict[str, pa.DataType] = {field.name: _read_as(field) for field in table_schema(table)}
     fixed = set(types)
     for place, schema in enumerate(schemas):
         if place and schema.equals(schemas[place - 1]):
@@ -162,6 +186,10 @@ def _unified(table: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
             if field.name not in fixed:
                 types[field.name] = _wider(types.get(field.name, field.type), field.type)
     return pa.schema(sorted(types.items(), key=lambda item: item[0] not in fixed))
+
+
+def _read_as(field: pa.Field) -> pa.DataType:
+    return pa.dictionary(pa.int32(), field.type) if field.name in _REPEATED else field.type
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:

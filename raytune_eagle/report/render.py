@@ -22,6 +22,7 @@ from rich.text import Text
 from raytune_eagle.errors import SpecError
 
 _PLAIN = (1e-3, 1e7)  # sizes that are shown without an exponent
+_LONGEST = 600  # characters of one value: a table is for the eye, the other formats have all
 _NARROWEST = 7  # characters per column below which rows are shown one under the other
 
 
@@ -125,13 +126,14 @@ def _print_tall(console: Console, table: pa.Table) -> None:
 
 
 def _shown(value: object) -> str:
-    """Short for the eye: four figures after the point at most; null is a dash."""
+    """Short for the eye: four figures after the point at most, long texts cut; null is a dash."""
     if value is None:
         return "–"
     if isinstance(value, float):
         readable = _PLAIN[0] <= abs(value) < _PLAIN[1] or not value
         return f"{value:.4f}".rstrip("0").rstrip(".") if readable else f"{value:.4g}"
-    return str(_word(value))
+    text = str(_word(value))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters; --format json has all)"
 
 
 FORMS: dict[str, Callable[[pa.Table, int | None], bytes]] = {

@@ -16,7 +16,7 @@ import numpy as np
 from raytune_eagle.figures import Array
 from raytune_eagle.model import Failed, Measurement, Request, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement, pooled
-from raytune_eagle.statistics import Interval, LaunchNoise, compare, launch_noise, log_variance
+from raytune_eagle.statistics import Interval, LaunchNoise, compare_launches, launch_noise, log_variance
 
 
 class Sides(NamedTuple):
@@ -51,12 +51,12 @@ def ratio(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrenc
     found = _by_prompt(tuned, plain, concurrency)
     if found is None:
         found = ratio_of_intervals(*(pooled(_figures(side, concurrency)) for side in (tuned, plain)))
-    return _widened(found, noise.half_width(len(tuned), len(plain)))
+    return widened(found, noise.half_width(len(tuned), len(plain)))
 
 
 def _by_prompt(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrency: int) -> Interval | None:
     try:
-        found = compare(_requests(tuned, concurrency), _requests(plain, concurrency))
+        found = compare_launches(_requests(tuned, concurrency), _requests(plain, concurrency))
     except ValueError:  # no requests kept, or no prompt in common
         return None
     # With a single pass on a side nothing is known this way, and the launches' own intervals know more.
@@ -71,13 +71,21 @@ def ratio_of_intervals(one: Interval, other: Interval) -> Interval:
     return _interval(value, below, above)
 
 
-def _widened(found: Interval, half: float) -> Interval:
+def widened(found: Interval, half: float) -> Interval:
+    """With `half` added in squares to either side of its logarithm: what launches differ by, say."""
     below, above = _log(found.value, found.low), _log(found.high, found.value)
     return _interval(found.value, math.hypot(below, half), math.hypot(above, half))
 
 
 def _interval(value: float, below: float, above: float) -> Interval:
     return Interval(value, value * math.exp(-below), value * math.exp(min(above, 700.0)))
+
+
+def speed(row: Row | None) -> Interval | None:
+    """Throughput of a point with its interval; None without figures."""
+    if row is None or row.throughput is None or row.ci_low is None or row.ci_high is None:
+        return None
+    return Interval(row.throughput, row.ci_low, row.ci_high)
 
 
 def _log(high: float, low: float) -> float:
@@ -88,13 +96,9 @@ def _figures(launches: Sequence[TrialRecord], concurrency: int) -> list[Measurem
     return [found for record in launches if (found := measurement(record, concurrency))]
 
 
-def _requests(launches: Sequence[TrialRecord], concurrency: int) -> list[Request]:
-    """Measured requests of several launches, their passes numbered on."""
-    rows: list[Request] = []
-    for place, record in enumerate(launches):
-        counted = [row for row in record.outcome.requests if row.concurrency == concurrency and row.repeat >= 0]
-        rows += [row.model_copy(update={"repeat": row.repeat + place * 1_000_000}) for row in counted]
-    return rows
+def _requests(launches: Sequence[TrialRecord], concurrency: int) -> list[list[Request]]:
+    """Those of each launch."""
+    return [[row for row in record.outcome.requests if row.concurrency == concurrency] for record in launches]
 
 
 def _gain(
@@ -105,7 +109,7 @@ def _gain(
     if other is None or one.key == other.key:
         return None
     chosen = [[r for r in records if r.key == row.key and measurement(r, concurrency)] for row in (one, other)]
-    noise = _noise(records, concurrency)
+    noise = between_launches(records, concurrency)
     nodes = sorted({record.node for record in chosen[0]} & {record.node for record in chosen[1]})
     sides = [[[record for record in side if record.node == node] for side in chosen] for node in nodes]
     return _geometric_mean([ratio_of(tuned, plain, concurrency, noise) for tuned, plain in sides])
@@ -121,8 +125,11 @@ def _geometric_mean(found: Sequence[Interval]) -> Interval | None:
     return _interval(value, below, above)
 
 
-def _noise(records: Sequence[TrialRecord], concurrency: int) -> LaunchNoise:
-    """From the rounds of a confirmation: the n-th launch of each point on a node. Else from baselines, node by node."""
+def between_launches(records: Sequence[TrialRecord], concurrency: int) -> LaunchNoise:
+    """What launches differ by.
+
+    From the rounds of a confirmation: the n-th launch of each point on a node. Else from baselines, node by node.
+    """
     rounds: dict[tuple[str, int], dict[str, Measurement]] = defaultdict(dict)
     launched = Counter[tuple[str, str]]()
     confirming = any(record.kind == "confirm" for record in records)
@@ -183,10 +190,10 @@ def _settings(row: Row) -> tuple[dict[str, str], dict[str, object]]:
 def winner(records: Sequence[TrialRecord], concurrency: int) -> Row | None:
     """What to launch: the fastest there is, plain decoding included where it was measured beside; None for nothing."""
     found = sides(records, concurrency)
-    return None if found is None else _fastest(found)
+    return None if found is None else fastest(found)
 
 
-def _fastest(found: Sides) -> Row:
+def fastest(found: Sides) -> Row:
     """By the ratios, not by the rows' own throughput: those may come from different nodes."""
     beside = ((found.plain, found.over_plain), (found.same, found.over_same))
     slower = [(gain.value, row) for row, gain in beside if row is not None and gain is not None and gain.value < 1]
@@ -195,13 +202,17 @@ def _fastest(found: Sides) -> Row:
 
 def verdict(records: Sequence[TrialRecord], concurrency: int, ratio_of: RatioOf = ratio) -> str:
     """Say in one sentence what was found, no surer than the intervals are."""
-    found = sides(records, concurrency, ratio_of)
+    return in_words(sides(records, concurrency, ratio_of), records, concurrency)
+
+
+def in_words(found: Sides | None, records: Sequence[TrialRecord], concurrency: int) -> str:
+    """The sentence for what `sides` found of these records."""
     if found is None:
         return _nothing(records, concurrency)
     name = label(found.best.config)
     if found.over_plain is None:
-        speed = f"{found.best.throughput:.1f} tok/s"
-        return f"{name} is the fastest at {speed}, but no node measured plain decoding beside it"
+        figure = f"{found.best.throughput:.1f} tok/s"
+        return f"{name} is the fastest at {figure}, but no node measured plain decoding beside it"
     return _sentence(name, found, found.over_plain) + ("" if found.confirmed else "; not confirmed by other launches")
 
 

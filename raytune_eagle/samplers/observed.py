@@ -16,7 +16,8 @@ from raytune_eagle.samplers.process import Data
 
 FIGURES = "figures"
 """User attribute: what a launch measured, a mapping per concurrency with ``accept_len``, ``cycle_ms`` and, where known,
-``accept_histogram`` (verify rounds that accepted 0, 1, 2, … drafts) and ``first_ms`` (time to first token a round)."""
+``accept_histogram`` (verify rounds that accepted 0, 1, 2, … drafts), ``first_ms`` (time to first token a round) and
+``variance`` (of the log of the cycle, where more is known of it than the launches themselves tell)."""
 SECONDS = "seconds"
 """User attribute: node-seconds that a launch took, failed or not."""
 REFUSED = "refused"
@@ -39,6 +40,7 @@ class Launch:
         params: its point.
         accept: log accept_len, mean over the concurrencies; None where it was not measured.
         cycle: log cycle time in milliseconds, likewise.
+        noise: variance of `cycle` that is known beforehand; what launches differ by beyond it is learned.
         first: share of the cycle that is time to first tokens, spread over the rounds.
         reached: share of verify rounds that accepted at least 1, 2, … drafts; empty where unknown.
         violation: largest constraint value; 0 or less is feasible.
@@ -49,6 +51,7 @@ class Launch:
     params: Params
     accept: float | None = None
     cycle: float | None = None
+    noise: float = 0.0
     reached: tuple[float, ...] = ()
     first: float = 0.0
     seconds: float | None = None
@@ -87,6 +90,7 @@ def measured(params: Params, figures: Sequence[Mapping[str, Any]]) -> Launch:
         params,
         accept=_mean_log(one.get("accept_len") or 1.0 for one in figures),
         cycle=_mean_log(one["cycle_ms"] for one in figures),
+        noise=math.fsum(one.get("variance") or 0.0 for one in figures) / len(figures),
         first=math.fsum((one.get("first_ms") or 0.0) / one["cycle_ms"] for one in figures) / len(figures),
         reached=_reached([one.get("accept_histogram") or () for one in figures]),
     )
@@ -142,7 +146,7 @@ def _shorter(launch: Launch) -> list[tuple[Params, float, float]]:
 
 def cycle_data(done: Sequence[Launch]) -> Data:
     """Cycle times."""
-    return _data([(one.params, one.cycle, 0.0, n) for n, one in enumerate(done) if one.cycle is not None])
+    return _data([(one.params, one.cycle, one.noise, n) for n, one in enumerate(done) if one.cycle is not None])
 
 
 def failure_data(ended: Sequence[Launch]) -> Data:

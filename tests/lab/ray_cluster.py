@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 from lab.hosts import ROOT, Host, Lab
 from lab.waiting import await_true
+from readme import commands
 
 CACHE = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
 ACTIVATE = f"source {sys.prefix}/bin/activate; export PYTHONPATH={ROOT} XDG_CACHE_HOME={CACHE}"
@@ -30,20 +31,24 @@ def adapted(lab: Lab) -> Path:
 
 
 class RayCluster:
-    """Three commands of the operator: up, down, and what Ray says."""
+    """What the operator does with it."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.file = lab, adapted(lab)
         (lab.operator.home / ".bashrc").write_text(f"{ACTIVATE}\n")
-        lab.operator.shell("ray get-auth-token --generate")
 
     @property
     def head(self) -> Host:
         """The first host."""
         return self.lab.hosts[0]
 
+    def begin(self) -> None:
+        """Start it as the README says, word for word."""
+        for line in commands("lab"):
+            self.lab.operator.shell(f"cd {self.file.parent}; {line}", timeout=180)
+
     def up(self) -> None:
-        """Start it, or repair it."""
+        """Start it again, or repair it."""
         self.lab.operator.shell(f"ray up -y --no-config-cache {self.file}", timeout=180)
 
     def await_nodes(self) -> float:

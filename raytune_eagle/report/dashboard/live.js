@@ -48,7 +48,7 @@
     const result = each.figures.length
       ? each.figures.map(([level, speed, times]) => `${tokens(speed)} tok/s` + (each.figures.length > 1 ? ` at ${level}` : "") + (times ? ` (${times.toFixed(2)}×)` : "")).join(", ")
       : "";
-    const tone = each.status === "completed" ? "" : each.status === "infeasible" ? "warn" : "bad";
+    const tone = each.status === "completed" ? "" : ["infeasible", "hopeless"].includes(each.status) ? "warn" : "bad";
     return el("tr", {}, el("td", {class: "text"}, `#${each.number}`),
       el("td", {class: "text", title: each.command}, each.label, each.kind === "trial" ? null : el("small", {}, ` ${each.kind}`)),
       el("td", {class: "text"}, each.node),

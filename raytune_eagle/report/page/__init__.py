@@ -18,6 +18,7 @@ from raytune_eagle.report.facts import Facts, measurements
 from raytune_eagle.report.page.chart import Cell, Chart, short
 from raytune_eagle.report.page.charts_failures import failure_classes, failures, gates
 from raytune_eagle.report.page.charts_nodes import timeline
+from raytune_eagle.report.page.charts_probes import all_reduces
 from raytune_eagle.report.page.view import View, view
 
 _COLUMNS = (
@@ -41,7 +42,7 @@ def page(facts: Facts) -> str:
     """Whole text of the page."""
     views = [view(facts, facts.standing(level)) for level in facts.concurrencies]
     classes = failure_classes(facts)
-    common = [chart for chart in (timeline(facts), failures(facts, classes)) if chart]
+    common = [chart for chart in (all_reduces(facts.probes), timeline(facts), failures(facts, classes)) if chart]
     environment = Environment(loader=PackageLoader("raytune_eagle.report", "page"), autoescape=True)
     return environment.get_template("report.html").render(
         facts=facts,

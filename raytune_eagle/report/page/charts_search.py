@@ -30,8 +30,7 @@ Launches = Sequence[Launch]
 
 def launches(facts: Facts, level: int, *kinds: str) -> list[tuple[TrialRecord, Measurement]]:
     """Launches of these kinds that have figures at a concurrency."""
-    found = ((record, measurement(record, level)) for record in facts.records if record.kind in kinds)
-    return [(record, figures) for record, figures in found if figures]
+    return [(record, figures) for record, figures in facts.launches(level) if record.kind in kinds]
 
 
 def thinned(found: list[Launch]) -> tuple[list[Launch], str]:
@@ -45,7 +44,7 @@ def thinned(found: list[Launch]) -> tuple[list[Launch], str]:
     return kept, f" Drawn are the fastest {half:,} and {len(rest):,} of the others; the table has all {len(found):,}."
 
 
-def ranking(standing: Standing) -> Chart | None:
+def ranking(facts: Facts, standing: Standing) -> Chart | None:
     """The fastest configurations with their intervals, and plain decoding."""
     measured = [row for row in standing.rows if row.throughput is not None]
     shown = measured[:_MOST_SHOWN]
@@ -55,70 +54,68 @@ def ranking(standing: Standing) -> Chart | None:
     groups = {
         "searched": ("@accent", [r for r in shown if r.kind != "baseline" and r.status == "completed"]),
         "breaks a constraint": ("@warn", [r for r in shown if r.status == "infeasible"]),
+        "ended early": ("@c4", [r for r in shown if r.kind != "baseline" and r.status == "hopeless"]),
         "plain decoding": ("@plain", [r for r in shown if r.kind == "baseline"]),
     }
     lead = shown[0]
-    names = {"autorange": "reversed", "categoryorder": "array", "categoryarray": [_short(row) for row in shown]}
+    names = {"autorange": "reversed", "categoryorder": "array", "categoryarray": [_short(facts, row) for row in shown]}
     return Chart(
         key="ranking",
         title="Fastest configurations",
         about="Throughput with its 95 % interval, all launches of a configuration together. "
-        "Where intervals overlap no difference is shown.",
+        "Where intervals overlap no difference is shown. They are over passes: launches of one configuration differ "
+        "beside that, which the verdict counts in.",
         alt=f"{label(lead.config)} leads with {lead.throughput:.5g} tok/s; {len(shown)} configurations shown.",
-        data=[_with_intervals(name, colour, rows) for name, (colour, rows) in groups.items() if rows],
+        data=[_with_intervals(facts, name, colour, rows) for name, (colour, rows) in groups.items() if rows],
         layout={"xaxis": axis("output throughput, tok/s"), "yaxis": names, "showlegend": True},
         columns=_ROW_COLUMNS,
-        rows=[_cells(row) for row in measured],
+        rows=[_cells(facts, row) for row in measured],
         height=120 + 27 * len(shown),
         wide=True,
     )
 
 
-def again(standing: Standing) -> Chart | None:
+def again(facts: Facts, standing: Standing) -> Chart | None:
     """What was launched again to confirm."""
     rows = [row for row in standing.again if row.throughput is not None]
     if not rows:
         return None
-    names = {"autorange": "reversed", "categoryorder": "array", "categoryarray": [_short(row) for row in rows]}
+    names = {"autorange": "reversed", "categoryorder": "array", "categoryarray": [_short(facts, row) for row in rows]}
     return Chart(
         key="confirmed",
         title="Confirmed by other launches",
         about="The best of the search and plain decoding, launched again in turns on the same nodes, with prompts that "
         "the search never saw. The verdict is from these.",
         alt="; ".join(f"{label(row.config)}: {row.throughput:.5g} tok/s" for row in rows),
-        data=[_with_intervals("confirmed", "@accent", rows)],
+        data=[_with_intervals(facts, "confirmed", "@accent", rows)],
         layout={"xaxis": axis("output throughput, tok/s"), "yaxis": names},
         columns=_ROW_COLUMNS,
-        rows=[_cells(row) for row in rows],
+        rows=[_cells(facts, row) for row in rows],
         height=110 + 27 * len(rows),
         wide=True,
     )
 
 
-def _cells(row: Row) -> tuple[Cell, ...]:
+def _cells(facts: Facts, row: Row) -> tuple[Cell, ...]:
     numbers = ", ".join(map(str, row.numbers[:9])) + (" …" if len(row.numbers) > 9 else "")  # noqa: PLR2004
     figures = (row.throughput, row.ci_low, row.ci_high, row.accept_len, row.speedup)
-    return (_name(row), row.status, numbers, *figures)
+    return (facts.labels[row.numbers[0]], row.status, numbers, *figures)
 
 
-def _name(row: Row) -> str:
-    return " ".join([label(row.config), *(f"{name}={value}" for name, value in row.config.env.items())])
-
-
-def _short(row: Row) -> str:
+def _short(facts: Facts, row: Row) -> str:
     """Fits beside an axis; unique by the number of its first launch."""
-    name = _name(row).removeprefix(f"{Speculative.ALGORITHM} ")
+    name = facts.labels[row.numbers[0]].removeprefix(f"{Speculative.ALGORITHM} ")
     return plain(f"{name if len(name) <= _LONGEST else name[: _LONGEST - 1] + '…'}  #{row.numbers[0]} ")
 
 
-def _with_intervals(name: str, colour: str, rows: Sequence[Row]) -> Trace:
+def _with_intervals(facts: Facts, name: str, colour: str, rows: Sequence[Row]) -> Trace:
     values = [(row.throughput or 0.0, row.ci_low or 0.0, row.ci_high or 0.0) for row in rows]
     over, under = [high - value for value, _, high in values], [value - low for value, low, _ in values]
     bar = {"type": "data", "symmetric": False, "color": colour, "thickness": 2, "width": 0}
     return dots(
         name,
         [value for value, _, _ in values],
-        [_short(row) for row in rows],
+        [_short(facts, row) for row in rows],
         {"color": colour, "size": 10},
         "%{y}<br>%{x:.5g} tok/s",
         error_x={**bar, "array": over, "arrayminus": under},

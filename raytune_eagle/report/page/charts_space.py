@@ -11,7 +11,7 @@ from raytune_eagle.ranking import label
 from raytune_eagle.report.facts import Facts, Standing
 from raytune_eagle.report.page.chart import RAMP, Cell, Chart, Column, axis, bars, height, lying, plain, scale
 from raytune_eagle.report.page.charts_search import TOK_S, launches
-from raytune_eagle.report.page.influence import cycle_parts, importances
+from raytune_eagle.report.page.influence import MOST, cycle_parts, importances
 
 _FEW_CELLS = 60  # as many texts as can be read
 Cells = dict[tuple[int, int], float]
@@ -67,15 +67,17 @@ def _map(key: str, title: str, about: str, shown: tuple[Cells, str], rows: Seque
 
 def importance(facts: Facts, level: int) -> Chart | None:
     """Which searched parameter moves throughput, after Optuna."""
-    found = importances([(r, f.output_throughput) for r, f in launches(facts, level, "trial")])
+    whole = [(r, f.output_throughput) for r, f in launches(facts, level, "trial")]
+    found = importances(whole)
     if not found:
         return None
     names = list(found)
+    sample = f" Taken from {MOST:,} of the {len(whole):,} launches." if len(whole) > MOST else ""
     return Chart(
         key="importance",
         title="What moved throughput",
         about="Importance of each searched parameter for being among the better launches (Optuna, PED-ANOVA). "
-        "It tells what is worth searching, not which value is best; from few launches it is a hint.",
+        f"It tells what is worth searching, not which value is best; from few launches it is a hint.{sample}",
         alt=f"{names[0]} matters most, with {found[names[0]]:.0%}.",
         data=[lying(names, list(found.values()), "@accent", ".0%")],
         layout={"xaxis": axis("share", tickformat=".0%"), "yaxis": {"autorange": "reversed"}},

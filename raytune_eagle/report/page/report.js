@@ -37,7 +37,15 @@
     };
   }
 
+  function library() {  // run when the first chart is drawn: until then nothing on the page waits for it
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = document.getElementById("plotly").textContent;
+    document.head.append(script);
+  }
+
   function draw(figure) {
+    library();
     const chart = DATA.charts[figure.dataset.chart], plot = figure.querySelector(".plot");
     figure.querySelectorAll("[data-colour]").forEach(i => { i.style.background = colour(i.dataset.colour); });
     const narrow = plot.clientWidth < 480;
@@ -50,7 +58,7 @@
   }
 
   const seen = new IntersectionObserver(entries => entries.forEach(entry => {
-    if (entry.isIntersecting) { seen.unobserve(entry.target); draw(entry.target); }
+    if (entry.isIntersecting) { seen.unobserve(entry.target); setTimeout(draw, 0, entry.target); }
   }), {rootMargin: "300px"});
   const figures = [...document.querySelectorAll("figure[data-chart]")];
   figures.forEach(figure => seen.observe(figure));

@@ -12,7 +12,8 @@ from raytune_eagle.ranking import Row, label, measurement
 from raytune_eagle.report.facts import Facts, Standing
 from raytune_eagle.report.page import charts_search, charts_space
 from raytune_eagle.report.page.chart import Chart
-from raytune_eagle.statistics import Interval
+from raytune_eagle.report.verdict import between_launches, ratio_of_intervals, speed, widened
+from raytune_eagle.statistics import Interval, LaunchNoise
 
 _FIGURES = (
     ("output_throughput", "output throughput", "tok/s"),
@@ -67,8 +68,8 @@ def _charts(facts: Facts, standing: Standing) -> Iterator[Chart]:
     """Those that have something to show."""
     level = standing.concurrency
     found = [
-        charts_search.again(standing),
-        charts_search.ranking(standing),
+        charts_search.again(facts, standing),
+        charts_search.ranking(facts, standing),
         charts_search.progress(facts, level),
         charts_search.trade(facts, level),
         *charts_space.maps(facts, level),
@@ -106,7 +107,8 @@ def _checks(facts: Facts, standing: Standing) -> Iterator[tuple[str, str]]:
         return
     yield _interval_check(found.over_plain)
     if found.confirmed:
-        yield "good", f"confirmed: launched {found.best.measured} times more, in turns with plain decoding"
+        times = "once" if found.best.measured == 1 else f"{found.best.measured} times"
+        yield "good", f"confirmed: launched {times} more, in turns with plain decoding"
     else:
         yield "warn", "not confirmed by other launches: the best of many is partly the luckiest"
     own = [record for record in facts.records if record.number in found.best.numbers]
@@ -114,7 +116,11 @@ def _checks(facts: Facts, standing: Standing) -> Iterator[tuple[str, str]]:
     yield _precision_check([figures for record in own if (figures := measurement(record, level))])
     yield from _texts_check([r.matches_baseline[level] for r in own if level in r.matches_baseline])
     yield from _gates_check(own)
-    yield from _second_check(standing.again if found.confirmed else standing.rows, found.best)
+    noise = between_launches(facts.records, level)
+    rows = standing.again if found.confirmed else standing.rows
+    others = (r for r in rows if r.status == "completed" and r.config.speculative and r.key != found.best.key)
+    if second := next(others, None):
+        yield from _second_check(found.best, second, facts.labels[second.numbers[0]], noise)
 
 
 def _interval_check(ratio: Interval | None) -> tuple[str, str]:
@@ -140,15 +146,15 @@ def _gates_check(launches: list[TrialRecord]) -> Iterator[tuple[str, str]]:
         yield "good", f"its servers passed {len({gate.name for gate in gates if gate.verdict == 'passed'})} gates"
 
 
-def _second_check(rows: list[Row], best: Row) -> Iterator[tuple[str, str]]:
-    others = (r for r in rows if r.status == "completed" and r.config.speculative and r.key != best.key)
-    second = next(others, None)
-    if second is None or second.ci_high is None or best.ci_low is None:
+def _second_check(best: Row, second: Row, name: str, noise: LaunchNoise) -> Iterator[tuple[str, str]]:
+    one, other = speed(best), speed(second)
+    if one is None or other is None:
         return
-    if second.ci_high < best.ci_low:
-        yield "good", f"the next, {label(second.config)}, is slower beyond its interval"
+    ratio = widened(ratio_of_intervals(one, other), noise.half_width(best.measured, second.measured))
+    if ratio.low > 1:
+        yield "good", f"the next, {name}, is slower beyond what launches differ by"
     else:
-        yield "note", f"the next, {label(second.config)}, is as fast within its interval"
+        yield "note", f"the next, {name}, is as fast within what launches differ by"
 
 
 def _texts_check(shares: list[float]) -> Iterator[tuple[str, str]]:
