@@ -39,7 +39,7 @@ from made import completed, surface  # noqa: E402
 
 from raytune_eagle import specfile  # noqa: E402
 from raytune_eagle.cluster import local_ray_of  # noqa: E402
-from raytune_eagle.model import Job, NodeFacts, Prompt, ServerFacts, TrialRecord, Workload  # noqa: E402
+from raytune_eagle.model import Job, NodeFacts, Prompt, ServerFacts, TrialRecord, Vitals, Workload  # noqa: E402
 from raytune_eagle.nodes import local_ray  # noqa: E402
 from raytune_eagle.nodes.owner import Setup  # noqa: E402
 from raytune_eagle.nodes.simulated import Answer, SimulatedFleet  # noqa: E402
@@ -74,6 +74,10 @@ class StubServer:
 
     def check(self) -> None:
         """It lives."""
+
+    def vitals(self) -> Vitals:
+        """Nobody can tell."""
+        return Vitals()
 
     def log(self) -> bytes:
         """Nothing."""
