@@ -3,7 +3,8 @@
 The best of many launches is partly the luckiest. So the best few, plain decoding as configured, and plain decoding
 under the best one's NCCL and server settings are launched again, on prompts that the search never saw. A round is one
 launch of each on one node, one after the other; the next round goes through them backwards. What a node or an hour
-does to a round it does to all of it, and a steady drift cancels between two rounds.
+does to a round it does to all of it, and a steady drift cancels between two rounds. Where a study goes on after that,
+its end is confirmed anew.
 """
 
 from __future__ import annotations
@@ -102,16 +103,20 @@ class Confirmation:
         self._baseline, self._confirm, self._key_of = baseline, confirm, key_of
         self._searched: list[TrialRecord] = []
         self._launched: list[TrialRecord] = []
+        self._last = -1
         for record in records:
             self.add(record)
 
     def add(self, record: TrialRecord) -> None:
         """Take one more launch, of whatever kind."""
-        if record.kind == "confirm":
-            self._launched.append(record)
-        else:
+        if record.kind != "confirm":
             self._searched.append(record)
             self.__dict__.pop("_first", None)
+        if record.kind == "trial":  # see `raytune_eagle.ranking.confirming`
+            self._last = max(self._last, record.number)
+            self._launched = [each for each in self._launched if each.number > self._last]
+        elif record.kind == "confirm" and record.number > self._last:
+            self._launched.append(record)
 
     @cached_property
     def _first(self) -> Lineup | None:

@@ -73,13 +73,22 @@ def leaderboard(records: Sequence[TrialRecord], concurrency: int) -> list[Row]:
     return _board([record for record in records if record.kind != "confirm"], concurrency, Reference(records))
 
 
+def confirming(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The launches that confirm what was searched, but those from before the search went on.
+
+    What it found since was not launched beside them, perhaps not on the same machine or day.
+    """
+    last = max((record.number for record in records if record.kind == "trial"), default=-1)
+    return [record for record in records if record.kind == "confirm" and record.number > last]
+
+
 def confirmed(records: Sequence[TrialRecord], concurrency: int) -> list[Row]:
     """What was launched again to confirm, in the same order.
 
     Every node has its own share of each point there, or of none, but for a round that was broken off: held against
     what plain decoding gave beside it, it neither helps nor harms. Speedups are over that plain decoding.
     """
-    again = [record for record in records if record.kind == "confirm"]
+    again = confirming(records)
     own = {record.key for record in records if record.kind == "baseline"}
     beside = [record.model_copy(update={"kind": "baseline"}) for record in again if record.key in own]
     rows = _board(again, concurrency, Reference(beside))

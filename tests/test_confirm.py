@@ -9,6 +9,7 @@ from made_records import plain, trial
 
 from raytune_eagle.errors import NodeError
 from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
+from raytune_eagle.ranking import confirming
 from raytune_eagle.report.verdict import sides, verdict, winner
 from raytune_eagle.study import Study
 
@@ -127,6 +128,30 @@ def test_another_winner_gets_plain_decoding_under_its_own_settings():
 
 def found_record(store, key):
     return next(r for r in store.records if r.key == key)
+
+
+def test_a_study_that_goes_on_is_confirmed_anew():
+    """What a longer search finds is launched beside plain decoding again; the verdict is from those launches alone."""
+    store = ListStore()
+    first = run(store, ["a"])
+    early, trials = confirmations(store), first.spec.budget.trials
+
+    def faster(node, job):
+        return Answer(completed(surface(job.config) * (3 if job.kind == "trial" else 1)), 300.0)
+
+    longer = first.spec.budget.model_copy(update={"trials": trials + 1})
+    space = make_space(confirm={}, budget=longer.model_dump())
+    run(store, ["a"], faster, space)
+    late = confirmations(store)[len(early) :]
+    assert Counter(record.key for record in late).most_common()[0][1] == 2, "two whole rounds"
+    assert {in_words(record) for record in late} >= {"plain"}
+    assert next(r for r in store.records if r.kind == "trial" and r.number > early[-1].number).key in {
+        r.key for r in late
+    }
+    assert confirming(store.records) == late
+    assert sides(store.records, 1).confirmed
+    going_on = [*store.records[: -len(late)]]
+    assert not sides(going_on, 1).confirmed, "confirmations from before the search went on are not of its end"
 
 
 def test_without_a_trial_to_confirm_the_study_just_ends():

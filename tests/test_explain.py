@@ -27,7 +27,7 @@ engine: {model: /m, draft: /d/golden, args: {tp-size: 8, disable-custom-all-redu
 space:
   speculative: {num_steps: {int: [1, 8]}, eagle_topk: [1, 2], num_draft_tokens: {int: [2, 16]}}
   nccl: {NCCL_PROTO: [null, Simple, LL], NCCL_ALGO: [null, Ring]}
-search: {sampler: random, seed: 1}
+search: {sampler: random, seed: 1, end_hopeless: false}
 confirm: {top: 0}
 budget: {trials: 30, hours: 1000}
 """

@@ -15,7 +15,7 @@ import numpy as np
 
 from raytune_eagle.figures import Array
 from raytune_eagle.model import Failed, Measurement, Request, TrialRecord
-from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement, pooled
+from raytune_eagle.ranking import Row, confirmed, confirming, label, leaderboard, measurement, pooled
 from raytune_eagle.statistics import Interval, LaunchNoise, compare_launches, launch_noise, log_variance
 
 
@@ -156,7 +156,7 @@ def _table(rounds: Sequence[dict[str, Measurement]]) -> tuple[Array, Array]:
 def sides(records: Sequence[TrialRecord], concurrency: int, ratio_of: RatioOf = ratio) -> Sides | None:
     """What there is to say at a concurrency; None when nothing that was searched has figures and keeps its limits."""
     own = {record.key for record in records if record.kind == "baseline"}
-    again = [record for record in records if record.kind == "confirm"]
+    again = confirming(records)
     found = _sides(again, confirmed(records, concurrency), own, concurrency, ratio_of)
     if found is not None and found.over_plain is not None:
         return found._replace(confirmed=True)
