@@ -158,7 +158,8 @@ class Belief:
             return -np.inf, None
         feasible = [launch.params for launch in self.done if (launch.violation or 0.0) <= 0]
         points = feasible or [launch.params for launch in self.done]
-        means = self.speed(*self.halves(points, points))[0]
+        first, rest = self.halves(points, points)
+        means = _expected(self.accept, first[0], rest[0]) - _expected(self.cycle, first[1], rest[1])
         if not feasible:
             return float(means.min()), None
         return float(means.max()), feasible[int(np.argmax(means))]
@@ -219,22 +220,24 @@ class Belief:
         z = (mean - self.incumbent) / sd
         return np.asarray(sd * (z * norm.cdf(z) + norm.pdf(z)))
 
-    def worth(self, first: Pair, rest: Pair) -> Array:
-        """Expected relative improvement by a launch of each point and by the best launch after it.
+    def judged(self, first: Pair, rest: Pair) -> tuple[Array, Array, Array]:
+        """As `speed`, and the expected relative improvement by a launch of each point and by the best launch after it.
 
         What a launch teaches about the others counts: one that settles which of many points is best is worth more than
         one that is slightly better itself.
         """
         if self.exploring or self.accept is None or self.cycle is None or self.best is None:
-            return self.score(*self.speed(first, rest))
+            mean, variance = self.speed(first, rest)
+            return mean, variance, self.score(mean, variance)
         own = self.halves([self.best], [self.best])
         first, rest = ((_after(a, c), _after(b, d)) for (a, b), (c, d) in zip((first, rest), own, strict=True))
         accept, accept_covariance = self.accept.joint(first[0], rest[0])
         cycle, cycle_covariance = self.cycle.joint(first[1], rest[1])
         covariance = accept_covariance + cycle_covariance
         noise = float(self.accept.variances[-1] + self.cycle.variances[-1])
-        slopes = (covariance / np.sqrt(np.maximum(np.diag(covariance), 1e-12) + noise)[:, None])[:-1]
-        return _worth(accept - cycle, slopes)
+        means, variances = accept - cycle, np.maximum(np.diag(covariance), 1e-12)
+        slopes = (covariance / np.sqrt(variances + noise)[:, None])[:-1]
+        return means[:-1], variances[:-1], _worth(means, slopes)
 
     def runs(self, first: Pair, rest: Pair) -> Array:
         """Chance that a launch does not fail, of every first half with every second."""
@@ -293,6 +296,10 @@ def _after(one: Half, other: Half) -> Half:
 def _at(process: Process | None, first: Half, rest: Half) -> tuple[Array, Array]:
     """What a process says of points, or what is typical before there is any launch."""
     return process.at(first, rest) if process else (first.typical, np.full(len(first.codes), _UNKNOWN))
+
+
+def _expected(process: Process | None, first: Half, rest: Half) -> Array:
+    return process.expected(first, rest) if process else first.typical
 
 
 def _mean(process: Process | None, first: Half, rest: Half) -> Array:

@@ -112,7 +112,8 @@ def _reached(histograms: Sequence[Sequence[int]]) -> tuple[float, ...]:
     if not longest:
         return ()
     counts = np.sum([[*histogram, *[0] * (longest - len(histogram))] for histogram in histograms], axis=0)
-    return tuple(float(counts[depth:].sum() / counts.sum()) for depth in range(1, longest))
+    deeper = counts[::-1].cumsum()[::-1]
+    return tuple((deeper[1:] / deeper[0]).tolist())
 
 
 def accept_data(done: Sequence[Launch], columns: Sequence[str]) -> Data:

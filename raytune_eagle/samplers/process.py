@@ -113,6 +113,10 @@ class Process:
         variance = np.maximum(self._own(first, rest) - (reduced**2).sum(0), 1e-12)
         return self._mean + first.typical + across @ self._weights, variance
 
+    def expected(self, first: Half, rest: Half) -> Array:
+        """Posterior mean of points given by their two halves, a row each."""
+        return np.asarray(self._mean + first.typical + self._covariance(first, rest) @ self._weights)
+
     def joint(self, first: Half, rest: Half) -> tuple[Array, Array]:
         """Posterior means of points, and the covariances between them."""
         across = self._covariance(first, rest)
@@ -120,7 +124,7 @@ class Process:
         one, other = self._encoder.grams(first, first, 0), self._encoder.grams(rest, rest, 1)
         prior = np.zeros((len(across), len(across)))
         for (a, b), variance in self._terms():
-            prior += variance * one[a] * other[b]
+            prior += _product(variance, one[a], other[b])
         return self._mean + first.typical + across @ self._weights, prior - reduced.T @ reduced
 
     def difference(self, first: Half, rest: Half) -> tuple[float, float]:
@@ -141,7 +145,7 @@ class Process:
         other = self._with_data(rest, 1)
         total = np.zeros((len(first.codes), len(self._halves[0].codes)))
         for (a, b), variance in self._terms():
-            total += variance * one[a] * other[b]
+            total += _product(variance, one[a], other[b])
         return total
 
     def _own(self, first: Half, rest: Half) -> Array:
@@ -181,6 +185,11 @@ class Process:
 
         found = minimize(loss, self._prior, jac=True, method="L-BFGS-B", options={"maxiter": 40})
         return np.asarray(np.exp(found.x))
+
+
+def _product(variance: float, one: Array | float, other: Array | float) -> Array | float:
+    """Scalars first: a pass over all points less."""
+    return variance * other * one if isinstance(other, float) else variance * one * other
 
 
 def _thinned(count: int) -> NDArray[np.intp]:

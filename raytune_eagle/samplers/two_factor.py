@@ -222,9 +222,9 @@ class TwoFactorSampler(BaseSampler):
         if not len(rows):
             return []
         picked = take(first, rows), take(other, places)
-        mean, variance = belief.speed(*picked)
-        gains = belief.score(mean, variance) * belief.keeps(*picked)
-        ranks = belief.worth(*picked) * belief.keeps(*picked) * chances[rows, places]
+        mean, variance, worth = belief.judged(*picked)
+        keeps = belief.keeps(*picked)
+        gains, ranks = belief.score(mean, variance) * keeps, worth * keeps * chances[rows, places]
         found = []
         for i in np.argsort(-ranks, kind="stable")[:count]:
             chance, point = float(runs[rows[i], places[i]]), {**block.first[rows[i]], **rest[places[i]]}
