@@ -469,7 +469,7 @@ def test_real_servers_took_their_nccl_settings(study):
         assert verdicts(found) | {"nccl_path": "passed", "nccl_knobs": "passed"} == verdicts(found), row.number
         other = gates.before(seen(info={"tp_size": 2}, log=log, env=env | {"NCCL_BUFFSIZE": "1048576"}))
         assert "NCCL_BUFFSIZE=1048576 was not read" in detail(other, "nccl_knobs")
-    assert tuned >= 5
+    assert tuned >= 4
 
 
 @pytest.mark.parametrize(
