@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -46,6 +47,13 @@ class EngineSpec(Written):
     args: Annotated[dict[str, Flag], checked(spec_settings.flag_problems)] = {}
     env: Env = {}
 
+    @field_validator("version")
+    @classmethod
+    def _three_numbers(cls, value: str) -> str:
+        if not re.fullmatch(r"\d+\.\d+\.\d+\S*", value):
+            raise ValueError(f"{value!r} is no version of SGLang: write it like 0.5.20")
+        return value
+
     @field_validator("draft", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
@@ -70,14 +78,14 @@ class WorkloadSpec(Written):
     """What is sent to each server; see `raytune_eagle.model.Workload` for the meaning of each."""
 
     prompts: Text = "builtin:mixed"
-    max_new_tokens: Annotated[Int, Field(ge=1)] = 256
+    max_new_tokens: Annotated[Int, Field(ge=1, le=1_000_000)] = 256
     temperature: Annotated[Float, Field(ge=0)] = 0.0
     ignore_eos: Switch = False
     chat: Switch = False
     concurrency: Annotated[tuple[Annotated[Int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = (1,)
     precision: Annotated[Float, Field(gt=0, lt=1)] = 0.02
     min_passes: Annotated[Int, Field(ge=1)] = 2
-    max_passes: Annotated[Int, Field(ge=1)] = 8
+    max_passes: Annotated[Int, Field(ge=1, le=1000)] = 8
     request_timeout_s: Annotated[Float, Field(gt=0)] = 120
     max_failed_share: Annotated[Float, Field(ge=0, le=1)] = 0.02
 
@@ -161,7 +169,7 @@ class Search(Written):
     """How it looks."""
 
     sampler: Sampler = "two-factor"
-    seed: Int = 0
+    seed: Annotated[Int, Field(ge=0, le=2**32 - 1)] = 0  # what numpy takes
     stop_below: Annotated[Float, Field(gt=0, lt=1)] | None = None
     end_hopeless: Switch = True
 
@@ -182,7 +190,7 @@ class Confirm(Written):
 class Budget(Written):
     """Launches (failed ones included; baselines and confirmations not), and hours after which none is searched."""
 
-    trials: Annotated[Int, Field(ge=1)] = 60
+    trials: Annotated[Int, Field(ge=1, le=1_000_000)] = 60
     hours: Annotated[Float, Field(gt=0)] = 12
 
 
@@ -225,8 +233,37 @@ def _cross_checks(spec: Spec) -> Iterator[str]:
     yield from (f"space.nccl.{name}: also fixed in engine.env; keep one" for name in both)
     both = sorted(set(spec.engine.args) & set(spec.space.args))
     yield from (f"space.args.{name}: also fixed in engine.args; keep one" for name in both)
+    yield from _one_flag_twice(spec)
+    yield from _more_ranks_than_gpus(spec)
     if spec.search.stop_below is not None and spec.search.sampler != "two-factor":
         yield f"search.stop_below: sampler {spec.search.sampler} knows no expected gain: write sampler: two-factor"
+
+
+def _one_flag_twice(spec: Spec) -> Iterator[str]:
+    """SGLang would take the last of two spellings, and another last one tomorrow."""
+    first: dict[str, str] = {}
+    places = [(f"engine.args.{name}", name) for name in spec.engine.args]
+    for place, name in [*places, *((f"space.args.{name}", name) for name in spec.space.args)]:
+        other = first.setdefault(rules.ALIASES.get(name, name), place)
+        if other != place and other.rpartition(".")[2] != name:
+            yield f"{place}: the same flag as {other}; keep one"
+
+
+def _more_ranks_than_gpus(spec: Spec) -> Iterator[str]:
+    """A node hosts whole servers: what tensor and pipeline parallel ranks need, it must have."""
+    sizes: dict[str, list[tuple[str, int]]] = {"tp-size": [], "pp-size": []}
+    given = [("engine.args", name, (value,)) for name, value in spec.engine.args.items()]
+    given += [("space.args", name, values(dimension)) for name, dimension in spec.space.args.items()]
+    for where, name, written in given:
+        numbers = sizes.get(rules.ALIASES.get(name, name))
+        if numbers is not None:
+            numbers += [(f"{where}.{name}", int(str(value))) for value in written if value is not None]
+    yield from (f"{place}: {size}: write 1 or more" for each in sizes.values() for place, size in each if size < 1)
+    most = {name: max(each, key=lambda pair: pair[1], default=("", 1)) for name, each in sizes.items()}
+    (place, tp), (_, pp) = most["tp-size"], most["pp-size"]
+    machines = spec.engine.args.get("nnodes") or 1
+    if spec.node.gpus and machines == 1 and tp * pp > spec.node.gpus:
+        yield f"{place or 'engine.args.pp-size'}: {tp * pp} ranks need as many GPUs, node.gpus is {spec.node.gpus}"
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

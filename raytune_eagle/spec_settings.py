@@ -43,6 +43,8 @@ WHOLE_NUMBERS = frozenset(
 """Flags that are one whole number each (parser of SGLang 0.5.20); of all others the node's own SGLang is asked."""
 
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)$", re.IGNORECASE)
+_LIKE = 0.86
+"""As alike as NCCL_PROTOCOL and NCCL_PROTO; NCCL_SYM_CTAS and NCCL_MAX_CTAS, which both exist, are less."""
 _LEAST = {"num_steps": 1, "eagle_topk": 1, "num_draft_tokens": 2}
 _STARTS = ("draft", *rules.SPECULATIVE_NAMES)
 
@@ -70,6 +72,8 @@ def _flag_value_mistake(name: str, value: Any) -> str | None:
         return None
     if isinstance(value, str) and value.strip().lower() in {"true", "false"}:
         return f"{value!r} is a text: write {value.strip().lower()}, without quotes"
+    if isinstance(value, str) and value.startswith("--"):
+        return f"{value!r} would be read as a flag of its own"
     if (name in SWITCHES or name.startswith(("enable-", "disable-"))) and not isinstance(value, bool):
         return f"takes no value: write true or false, not {value!r}"
     if rules.ALIASES.get(name, name) in WHOLE_NUMBERS:
@@ -92,9 +96,11 @@ def env_problems(env: Mapping[str, Any]) -> Iterator[str]:
     for name, value in env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             yield f"{name!r} is no environment variable name"
+        elif name != name.upper() and name.upper() in rules.NCCL_NAMES:
+            yield f".{name}: nobody reads that: write {name.upper()}"
         elif _SECRET.search(name):
             yield f".{name}: a secret would be kept in every record: set it in the environment of the nodes"
-        elif wrong := _nccl_mistake(name, value):
+        elif wrong := _misspelt(name) or _nccl_mistake(name, value):
             yield f".{name}: {wrong}"
 
 
@@ -103,6 +109,9 @@ def nccl_problems(space: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
     for name, choices in space.items():
         if not name.startswith("NCCL_"):
             yield f"{name!r}: NCCL variables start with NCCL_ (others belong in engine.env)"
+        elif slip := _misspelt(name):
+            yield f".{name}: {slip}"
+            continue
         for index, value in enumerate(choices):
             if wrong := _nccl_mistake(name, value):
                 yield f".{name}[{index}]: {wrong}"
@@ -110,8 +119,17 @@ def nccl_problems(space: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
 
 def _nccl_mistake(name: str, value: Any) -> str | None:
     if isinstance(value, bool) and name.startswith("NCCL_"):
-        return f"YAML reads on, yes and true as {value}: write a number, or quote a text"
+        words = "on, yes and true" if value else "off, no and false"
+        return f"YAML reads {words} as {value}: write a number, or quote a text"
     return None if value is None else rules.nccl_mistake(name, str(value))
+
+
+def _misspelt(name: str) -> str | None:
+    """What a name that is a slip should be; NCCL passes over what it does not know, so a launch would be wasted."""
+    if not name.startswith("NCCL_") or name in rules.NCCL_NAMES:
+        return None
+    near = difflib.get_close_matches(name, rules.NCCL_NAMES, 1, _LIKE)
+    return f"NCCL reads no such variable; did you mean {near[0]}?" if near else None
 
 
 def start_problems(entry: Mapping[str, Any]) -> Iterator[str]:

@@ -23,8 +23,15 @@ from raytune_eagle import spec_settings
 from raytune_eagle.model import FlagValue, Value
 
 
+def _no_nul(value: Any) -> Any:
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("a NUL character, which no program can be given: leave it out")
+    return value
+
+
 def _text(value: Any) -> Any:
     """YAML reads 0.5.20 as text and 1 as a number; a name may look like either."""
+    _no_nul(value)
     if isinstance(value, bool):
         raise ValueError("YAML reads on, yes, off and no as true and false: quote it")  # noqa: TRY004 - pydantic's way
     return str(value) if isinstance(value, int | float) else value
@@ -33,7 +40,7 @@ def _text(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError(f"expected true, false, a number or a text, found a {type(value).__name__}")
-    return value
+    return _no_nul(value)
 
 
 def _plain_or_list(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,20 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} twice", problem_mark=key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def number(self, node: yaml.ScalarNode) -> int | float:
+        """YAML 1.1 reads 1:30 in base 60 and 010 in base 8, which nobody means."""
+        text = str(self.construct_scalar(node))
+        whole = node.tag.endswith(":int")
+        value: int | float = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+        if ":" in text or (whole and re.fullmatch(r"[-+]?0[0-7_]+", text)):
+            hint = f"{text} would be read as {value}: write a plain number, or quote a text"
+            raise yaml.MarkedYAMLError(problem=hint, problem_mark=node.start_mark)
+        return value
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.number)
 
 
 def load(path: str | Path) -> Spec:

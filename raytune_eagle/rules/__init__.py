@@ -58,6 +58,7 @@ BESIDE_SPECULATION = frozenset(
 """Server flags that some rule of the speculative part reads or changes."""
 
 BESIDE_NCCL = frozenset(nccl.READS)
+NCCL_NAMES = nccl.NAMES
 """Server flags that some rule of the other part reads without changing them."""
 
 _REWRITES: dict[Part, tuple[Callable[[Launch], Change | None], ...]] = {
@@ -162,6 +163,7 @@ __all__ = [
     "BESIDE_SPECULATION",
     "CUSTOM_BYTES",
     "NCCL_ALGORITHMS",
+    "NCCL_NAMES",
     "NCCL_PROTOCOLS",
     "SPECULATIVE_NAMES",
     "Assumptions",

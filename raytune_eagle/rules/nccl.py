@@ -33,6 +33,13 @@ SIZES = ("NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE")
 READS = (*all_reduce.READS, "enable-nccl-nvls", "enable-symm-mem")
 """Flags that rules of this file and of `raytune_eagle.rules.server` read."""
 
+NAMES = (
+    *("NCCL_PROTO", "NCCL_ALGO", "NCCL_P2P_LEVEL", *NUMBERS, *SIZES),
+    *("NCCL_MIN_P2P_NCHANNELS", "NCCL_MAX_P2P_NCHANNELS", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE"),
+    *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME"),
+)
+"""Variables that are known here, and those that look like one of them; NCCL has many more."""
+
 TUNING = (*NUMBERS, *SIZES, "NCCL_PROTO", "NCCL_ALGO", "NCCL_P2P_LEVEL")
 """Variables that only change how fast it is; others may be what makes it work at all."""
 
