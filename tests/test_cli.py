@@ -286,7 +286,16 @@ def test_a_command_that_waits_ends_on_a_signal(number):
     assert run.returncode == 0
 
 
+@pytest.fixture
+def no_nohup():
+    """What these tests start may be hung up, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.ray
+@pytest.mark.usefixtures("no_nohup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_in_order(faked, number):
     """Ctrl-C, kill and a closed terminal: exit 130, one line, what was measured is kept, nothing is left."""
