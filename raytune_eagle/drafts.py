@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from raytune_eagle.configs import shown
 from raytune_eagle.weights import Checkpoint
 
 CAPTURED = 3
@@ -19,6 +20,7 @@ CAPTURED = 3
 LEAST_LAYERS = 7
 """Of a target whose captured layers are the default [2, n/2, n-3]: with fewer they coincide (0.5.20: 7 layers serve, 6
 end at the first request with "mat1 and mat2 shapes cannot be multiplied")."""
+_IDS = "eagle_aux_hidden_state_layer_ids"
 _LENGTHEN = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
 
@@ -71,22 +73,30 @@ class Pair:
         return found if isinstance(found, dict) else {}
 
     @property
+    def named(self) -> Any:
+        """What stands where the draft names its captured layers, right or wrong; None where nothing does."""
+        section = self.draft.config.get("eagle_config")
+        if not isinstance(section, dict | None):
+            return {"eagle_config": section}
+        return self.eagle_config.get(_IDS) or self.draft.config.get(_IDS) or None
+
+    @property
     def layer_ids(self) -> list[int] | None:
-        """Captured layers as the draft names them; None when it names none."""
-        name = "eagle_aux_hidden_state_layer_ids"
-        ids = self.eagle_config.get(name) or self.draft.config.get(name)
-        return ids if isinstance(ids, list) and all(isinstance(each, int) for each in ids) else None
+        """Captured layers as the draft names them; None when it names none, or not as whole numbers."""
+        ids = self.named
+        return ids if isinstance(ids, list) and all(type(each) is int for each in ids) else None
 
     @property
     def captured(self) -> int:
         """How many layers are captured."""
         given = self.draft.number("num_aux_hidden_states")
-        return given or (len(self.layer_ids) if self.layer_ids else CAPTURED)
+        return given or (len(self.named) if isinstance(self.named, list) else CAPTURED)
 
     @property
     def looks_right(self) -> bool:
         """Whether it has what only EAGLE-3 drafts have, whatever its architecture says."""
-        return bool(self.draft.number("draft_vocab_size") or self.shape("d2t") or self.eagle_config)
+        own = self.draft.config.get("draft_vocab_size"), self.draft.config.get("eagle_config"), self.shape("d2t")
+        return any(own)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of the draft's tensor of this name, with or without ``model.`` in front."""
@@ -96,7 +106,8 @@ class Pair:
 
 def _architecture(pair: Pair) -> Told:
     names = pair.draft.architectures
-    if any("Eagle3" in name for name in names):
+    written = pair.draft.config.get("architectures")
+    if any("Eagle3" in name for name in names) or (written and not names):  # what is no list of names is told already
         return
     shown = ", ".join(names) or "none"
     if pair.looks_right:
@@ -128,7 +139,24 @@ def _width(pair: Pair) -> Told:
         )
 
 
+def _parts(pair: Pair) -> Told:
+    """What every EAGLE-3 draft has, whatever its target."""
+    config, weights = f"{pair.draft.folder}/config.json", pair.draft.weights
+    if pair.draft.text.get("hidden_size") is None:
+        fc = pair.shape("fc.weight") or ("the width of its layers",)
+        yield _bad(f"{config}: names no hidden_size: write it there ({fc[0]})")
+    whole = weights.shapes and not weights.problems and pair.eagle_config.get("use_aux_hidden_state") is not False
+    if whole and not any(name.removeprefix("model.").startswith("fc.") for name in weights.shapes):
+        yield _bad(f"{pair.draft.folder}: its weights lack fc.weight, so it would guess from noise: copy it again")
+
+
 def _layers(pair: Pair) -> Told:
+    if pair.named is not None and pair.layer_ids is None:
+        yield _bad(
+            f"{pair.draft.folder}/config.json: captured layers {shown(pair.named)}: they must be a list of whole "
+            f"numbers; write eagle_config.{_IDS} as [1, 29, 57], with those of its training"
+        )
+        return
     listened = len(pair.layer_ids or range(CAPTURED))
     if pair.captured != listened:
         yield _bad(
@@ -197,6 +225,8 @@ def _vocabularies(pair: Pair) -> Told:
 
 
 def _context(pair: Pair) -> Told:
+    if any(each.unusable("max_position_embeddings") for each in (pair.draft, pair.target) if each):
+        return
     draft, demand = pair.draft.context, pair.demand
     served = demand.context_length or (pair.target.context if pair.target else None)
     about = "about " if demand.estimated else ""
@@ -224,6 +254,7 @@ def told(pair: Pair) -> Told:
     other_target = list(_width(pair))
     yield from other_target
     if not other_target:
+        yield from _parts(pair)
         yield from _layers(pair)
         yield from _vocabularies(pair)
     yield from _context(pair)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from raytune_eagle.checkpoints import DRAFT, check_draft, check_quantisation, check_target
@@ -16,7 +17,6 @@ from raytune_eagle.findings import Finding, ok, problem
 from raytune_eagle.model import Workload
 from raytune_eagle.rules import SPECULATIVE_NAMES
 from raytune_eagle.spec import Spec, values
-from raytune_eagle.weights import Checkpoint, UnreadableError
 
 _BYTES_PER_TOKEN = 3.5
 """Of UTF-8, where there is no tokenizer: English takes 4 to 5, code and Chinese 3."""
@@ -38,6 +38,8 @@ def check_models(spec: Spec, workload: Workload | None, flags: Flags | None, arc
     for index, draft in enumerate(drafts):
         subject = DRAFT if len(drafts) == 1 else f"{DRAFT}[{index}]"
         findings += check_draft(draft, target, demand, subject)
+        if flags is not None:
+            findings += check_quantisation(draft, None, flags.choices("quantization"), arch, subject)
     return findings
 
 
@@ -60,9 +62,9 @@ def _is_on(text: str) -> bool:
 def longest_prompt(texts: list[str], target: str) -> tuple[int, bool]:
     """Tokens of the longest prompt, and whether they are an estimate: no tokenizer, or none that can be used here."""
     longest = sorted(texts, key=lambda text: len(text.encode()))[-_LONGEST:]
-    with suppress(ImportError, UnreadableError, OSError):
-        tokenizers, path = importlib.import_module("tokenizers"), Checkpoint(target).folder / "tokenizer.json"
-        tokenizer = _tokenizer(tokenizers, path.read_text(encoding="utf-8"))
+    with suppress(ImportError, ValueError, OSError, RuntimeError):  # the last: ~nobody
+        tokenizers, path = importlib.import_module("tokenizers"), Path(target).expanduser() / "tokenizer.json"
+        tokenizer = _tokenizer(tokenizers, path.read_text(encoding="utf-8")) if path.is_file() else None
         if tokenizer is not None:
             return max(len(tokenizer.encode(text).ids) for text in longest), False
     return max(int(len(text.encode()) / _BYTES_PER_TOKEN) + 1 for text in longest), True

@@ -7,8 +7,10 @@ whole: a model of 64 shards is read in well under a second.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,34 +38,53 @@ class UnreadableError(ValueError):
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; raises `UnreadableError`."""
+    if (size := _size(path)) > _JSON_LIMIT:
+        raise UnreadableError(f"{path}: {size:,} bytes, too large for what it should be")
     try:
-        if path.stat().st_size > _JSON_LIMIT:
-            raise UnreadableError(f"{path}: {path.stat().st_size:,} bytes, too large for what it should be")
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as exc:
         raise UnreadableError(f"{path}: {_reason(exc)}") from exc
     except (ValueError, RecursionError) as exc:
-        raise exc if isinstance(exc, UnreadableError) else UnreadableError(f"{path}: not JSON; copy it again") from exc
+        raise UnreadableError(f"{path}: not JSON; copy it again") from exc
     if not isinstance(found, dict):
         raise UnreadableError(f"{path}: not a JSON object; copy it again")
     return found
 
 
+def _size(path: Path) -> int:
+    """Bytes of a regular file; raises `UnreadableError` for anything else: to read from a pipe would wait for ever."""
+    try:
+        found = path.stat()
+    except OSError as exc:
+        raise UnreadableError(f"{path}: {_reason(exc)}") from exc
+    except ValueError as exc:  # a name with a NUL, out of an index
+        raise UnreadableError(f"{path}: no name of a file; copy the index again") from exc
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
+        raise UnreadableError(f"{path}: {kind}; put the model's own file there")
+    return found.st_size
+
+
 def _reason(exc: OSError) -> str:
+    if isinstance(exc, PermissionError):
+        return f"{exc.strerror}; let the user that runs this read it"
+    if exc.errno == errno.ELOOP:
+        return "a link that leads back to itself; put the model's own file there"
     return "no such file" if isinstance(exc, FileNotFoundError) else exc.strerror or str(exc)
 
 
 def read_header(path: Path) -> dict[str, tuple[int, ...]]:
     """Tensor shapes by name; raises `UnreadableError` for a torn header and for data that is too short or too long."""
+    size = _size(path)
     try:
-        size, text = path.stat().st_size, _header_text(path)
+        text = _header_text(path)
     except OSError as exc:
         raise UnreadableError(f"{path}: {_reason(exc)}") from exc
     try:
         tensors = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
         end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
         shapes = {name: tuple(map(int, entry["shape"])) for name, entry in tensors.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as exc:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise UnreadableError(f"{path}: torn safetensors header; copy it again") from exc
     wanted = _LENGTH + len(text) + end
     if size != wanted:
@@ -100,13 +121,19 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).expanduser()
-        if not self.folder.exists():
+        try:
+            self.folder = Path(folder).expanduser()
+            there = self.folder.exists()
+        except RuntimeError as exc:
+            raise UnreadableError(f"{folder}: no such user; write the whole path") from exc
+        except OSError as exc:
+            raise UnreadableError(f"{folder}: {_reason(exc)}") from exc
+        if not there:
             raise UnreadableError(f"{self.folder}: no such directory")
         if not self.folder.is_dir():
             raise UnreadableError(f"{self.folder}: not a directory; name the folder that holds config.json")
         self.config = read_json(self.folder / "config.json")
-        self.architectures = tuple(map(str, self.config.get("architectures") or ()))
+        self.architectures = _texts(self.config.get("architectures"))
 
     @cached_property
     def text(self) -> dict[str, Any]:
@@ -118,9 +145,13 @@ class Checkpoint:
         return self.config
 
     def number(self, name: str) -> int | None:
-        """A number of the language model's config; None where it has none of that name."""
+        """A positive whole number of the language model's config; None where it has none of that name."""
         value = self.text.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return value if type(value) is int and value > 0 else None
+
+    def unusable(self, name: str) -> bool:
+        """Whether something else stands where a positive whole number should."""
+        return self.text.get(name) is not None and self.number(name) is None
 
     @property
     def context(self) -> int:
@@ -135,7 +166,7 @@ class Checkpoint:
         found = next((self.text[key] for key in keys if self.text.get(key) is not None), 2048)
         try:
             return int(factor * found)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return 2048
 
     @property
@@ -174,6 +205,11 @@ class Checkpoint:
         if not placed:
             return Weights("safetensors", 0, {}, (f"{index}: no weight_map; copy it again",))
         return _read_all(self.folder, sorted(set(placed.values())), placed)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """The entries of a list of texts; none where it is anything else."""
+    return tuple(value) if isinstance(value, list) and all(isinstance(each, str) for each in value) else ()
 
 
 def _unlisted(names: list[str]) -> Iterator[str]:

@@ -179,6 +179,16 @@ def test_quantisation_that_the_node_cannot_serve(tmp_path):
     assert lines["awq"]["problem"] == []
 
 
+def test_quantisation_of_a_draft_that_is_unknown(tmp_path):
+    """A draft of an unknown method is a problem under its own place, beside one that is sound."""
+    python, target = make_interpreter(tmp_path / "env"), make_target(tmp_path / "t")
+    odd = make_draft(tmp_path / "odd", quantization_config={"quant_method": "nf9"})
+    spec = write_spec(tmp_path, python, model=target, drafts=f"{make_draft(tmp_path / 'd')}, {odd}")
+    ((subject, detail),) = told(doctor(spec))["problem"]
+    assert subject == "engine.draft[1]"
+    assert detail.startswith(f"{odd}: quantised as nf9, which this SGLang does not know: it knows awq, ")
+
+
 def test_quantisation_other_than_the_checkpoint(tmp_path):
     """--quantization that contradicts the checkpoint is refused at start, so it is a problem here."""
     python = make_interpreter(tmp_path / "env")
