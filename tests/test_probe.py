@@ -197,7 +197,7 @@ def test_a_wide_space_is_thinned_evenly():
 
 def test_more_ranks_than_gpus_are_refused():
     """A node's own all-reduces are timed: tensor parallelism over several nodes is told, with its place."""
-    tree = {**gpu_tree(), "engine": {**TREE["engine"], "args": {"tp-size": 16}}}
+    tree = {**gpu_tree(), "engine": {**TREE["engine"], "args": {"tp-size": 16, "nnodes": 8}}}
     with pytest.raises(SpecError, match=r"node\.gpus: 2, but tp-size x pp-size is 16"):
         plan(Space(specfile.parse(tree)))
 
