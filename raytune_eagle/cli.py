@@ -20,9 +20,11 @@ import click
 from rich.console import Console
 
 from raytune_eagle import __version__, specfile
+from raytune_eagle.cli_options import cluster_check
 from raytune_eagle.cli_probe import probe
 from raytune_eagle.cli_results import COMMANDS, FAILED, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
+from raytune_eagle.home import home
 from raytune_eagle.live import Live
 from raytune_eagle.model import Event, Workload
 from raytune_eagle.patience import PATIENCE_S, PatientStore
@@ -83,6 +85,7 @@ def main() -> None:
     default="local",
     show_default=True,
     metavar="local|auto|ADDRESS|simulated:WHAT",
+    callback=cluster_check("local", "auto", simulated=True),
     help=_CLUSTER + _SIMULATED,
 )
 @click.option(
@@ -198,7 +201,7 @@ def _both(one: Callable[[Event], None], other: Callable[[Event], None]) -> Calla
 
 def _patient(store: ParquetStore, space: Space, patience_s: float) -> PatientStore:
     """Results that cannot be written for long are put into the home of this user."""
-    place = Path.home() / "raytune-eagle-rescued" / time.strftime("%Y%m%d-%H%M%S")
+    place = home() / "raytune-eagle-rescued" / time.strftime("%Y%m%d-%H%M%S")
     rescue = ParquetStore(str(place))
     rescue.declare(space.spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
     return PatientStore(store, rescue, str(place), lambda line: say([line]), patience_s)
@@ -264,7 +267,13 @@ def _held_out(spec: Spec, workload: Workload) -> Workload:
 @main.command()
 @click.argument("spec_file", metavar="SPEC.yaml")
 @click.option("--show", type=click.IntRange(min=0), default=5, show_default=True, help="Launch commands to show.")
-@click.option("--cluster", "where", metavar="auto|ADDRESS", help="Ask the nodes of this cluster, not this machine.")
+@click.option(
+    "--cluster",
+    "where",
+    metavar="auto|ADDRESS",
+    callback=cluster_check("local", "auto", simulated=True),
+    help="Ask the nodes of this cluster, not this machine.",
+)
 def plan(spec_file: str, show: int, where: str | None) -> None:
     """Show what SPEC.yaml would launch, without launching: size, rules, commands, cost."""
     from raytune_eagle.survey import planned, survey  # noqa: PLC0415 - as in _run
@@ -279,7 +288,15 @@ def plan(spec_file: str, show: int, where: str | None) -> None:
 
 @main.command()
 @click.argument("spec_file", metavar="SPEC.yaml")
-@click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
+@click.option(
+    "--cluster",
+    "where",
+    default="local",
+    show_default=True,
+    metavar="local|auto|ADDRESS",
+    callback=cluster_check("local", "auto"),
+    help=_CLUSTER,
+)
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
 @results_option
 def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
@@ -343,7 +360,13 @@ def _levels(text: str) -> tuple[int, ...]:
 
 @main.command()
 @click.option("--study", help="Of this study only; default: the one with the latest event.")
-@click.option("--cluster", "where", metavar="auto|ADDRESS", help="Ask the nodes of this running cluster instead.")
+@click.option(
+    "--cluster",
+    "where",
+    metavar="auto|ADDRESS",
+    callback=cluster_check("auto"),
+    help="Ask the nodes of this running cluster instead.",
+)
 @results_option
 def nodes(study: str | None, where: str | None, results: str) -> None:
     """Show what each node of a study, or of a cluster, does, since when, and whether it is put aside."""
@@ -353,7 +376,8 @@ def nodes(study: str | None, where: str | None, results: str) -> None:
         stdout().print(shown.live_table(live_nodes(where)))
         return
     store = ParquetStore(results)
-    by_study = {name: list(store.read_events(name)) for name in ([study] if study else store.studies())}
+    known = store.studies()
+    by_study = {name: list(store.read_events(name)) for name in ([study] if study else known)}
     events: list[Event] = max(by_study.values(), key=lambda found: found[-1].at if found else 0.0, default=[])
     if not events:
         raise SpecError(f"no events under {results}: run a study first")

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from raytune_eagle import specfile
+from raytune_eagle.cli_options import cluster_check
 from raytune_eagle.cli_results import FAILED, results_option, say, stdout
 from raytune_eagle.report.probes import Probing, probe_table
 from raytune_eagle.space import Space
@@ -20,14 +21,24 @@ _CLUSTER = "`local` is this machine, `auto` every node of the running cluster at
 
 @click.command()
 @click.argument("spec_file", metavar="SPEC.yaml")
-@click.option("--cluster", "where", default="local", show_default=True, metavar="local|auto|ADDRESS", help=_CLUSTER)
+@click.option(
+    "--cluster",
+    "where",
+    default="local",
+    show_default=True,
+    metavar="local|auto|ADDRESS",
+    callback=cluster_check("local", "auto"),
+    help=_CLUSTER,
+)
 @click.option("--most", type=click.IntRange(min=1), help="NCCL environments to time at most; default: all.")
 @click.option("--limit", "limit_s", default=30.0, show_default=True, help="Seconds after which one counts as hanging.")
 @results_option
 def probe(spec_file: str, where: str, most: int | None, limit_s: float, results: str) -> None:
     """Time the all-reduces of SPEC.yaml's steps under each NCCL environment of its space, without a launch."""
-    from raytune_eagle.probes import plan, probe_all  # noqa: PLC0415 - what it imports takes half a second
+    from raytune_eagle.doctor import refuse_results  # noqa: PLC0415 - what they import takes half a second
+    from raytune_eagle.probes import plan, probe_all  # noqa: PLC0415
 
+    refuse_results(results)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was timed is kept, however it ends
     space = Space(specfile.load(spec_file))
     asked, store, rows = plan(space, most, limit_s), ParquetStore(results), list[dict[str, Any]]()

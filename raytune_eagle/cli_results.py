@@ -246,13 +246,20 @@ def check(studies: tuple[str, ...], results: str) -> None:
     """Look for torn and foreign files, duplicates and lost requests in each STUDY (default: all); exit 1 if any."""
     store, found = ParquetStore(results), 0
     for study in studies or store.studies():
-        lines = _known(results, study).problems(study)
+        lines = _problems(_known(results, study), study)
         found += len(lines)
         for line in lines:
             click.echo(line)
         say([f"{study}: {len(lines) or 'no'} problem{'s' * (len(lines) != 1)}"])
     if found:
         sys.exit(FAILED)
+
+
+def _problems(store: ParquetStore, study: str) -> list[str]:
+    try:
+        return store.problems(study)
+    except StoreError as exc:  # of this study alone: the others are still looked at
+        return [str(exc)]
 
 
 @click.group("export")

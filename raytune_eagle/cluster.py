@@ -21,10 +21,10 @@ from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.model import Event
 from raytune_eagle.nodes import local_ray
+from raytune_eagle.nodes.address import SIMULATED
 from raytune_eagle.nodes.owner import Setup
 from raytune_eagle.nodes.turns import FreeForAll, turns_on
 from raytune_eagle.ports import Engine, Fleet
-from raytune_eagle.simulation import PREFIX
 from raytune_eagle.simulation import fleet as simulated_fleet
 from raytune_eagle.spec import Spec
 
@@ -50,7 +50,7 @@ def open_fleet(spec: Spec, where: str, nodes: int, on_event: Listener) -> Iterat
         SpecError: this machine cannot carry so many nodes.
         NodeError: Ray did not start, or cannot be reached.
     """
-    if where.startswith(PREFIX):
+    if where.startswith(SIMULATED):
         yield simulated_fleet(spec, where, nodes)
     elif where == LOCAL:
         with local_ray_of(spec, nodes) as (address, folder):

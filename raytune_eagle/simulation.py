@@ -9,6 +9,7 @@ from pathlib import Path
 
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model import NodeFacts, TrialRecord
+from raytune_eagle.nodes.address import SIMULATED
 from raytune_eagle.nodes.answers import CostModelNodes
 from raytune_eagle.nodes.presets import preset
 from raytune_eagle.nodes.replay import RecordedNodes, TableNodes
@@ -16,7 +17,6 @@ from raytune_eagle.nodes.simulated import Response, SimulatedFleet
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore
 
-PREFIX = "simulated:"
 MARK = "simulated"
 """Name among a node's versions by which its records are known; its value is what was simulated."""
 
@@ -32,7 +32,7 @@ def fleet(spec: Spec, where: str, nodes: int) -> SimulatedFleet:
     """
     if nodes < 1:
         raise SpecError(f"--nodes {nodes}: give 1 or more")
-    what = where.removeprefix(PREFIX)
+    what = where.removeprefix(SIMULATED)
     facts = NodeFacts(hardware=f"simulated: {what}", versions={MARK: what})
     names = [f"simulated-{index}" for index in range(nodes)]
     return SimulatedFleet(names, _response(spec, what), start=time.time(), facts=facts)
@@ -59,7 +59,7 @@ def simulated(record: TrialRecord) -> str | None:
 
 def refuse_mixture(records: Iterable[TrialRecord], where: str) -> None:
     """Raise `SpecError` where a study would hold measured figures beside simulated ones, or ones of two models."""
-    ours = where.removeprefix(PREFIX) if where.startswith(PREFIX) else None
+    ours = where.removeprefix(SIMULATED) if where.startswith(SIMULATED) else None
     for record in records:
         theirs = simulated(record)
         if theirs != ours:

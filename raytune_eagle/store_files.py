@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -67,19 +68,26 @@ class Files:
 
     def entries(self, folder: str, *, folders: bool = False) -> list[str]:
         """Sorted names in a folder, hidden ones included; none when there is no such folder."""
-        wanted = fs.FileType.Directory if folders else fs.FileType.File
+        return [name for name, is_folder in self._listed(folder) if is_folder == folders]
+
+    def names(self, folder: str) -> list[str]:
+        """Sorted visible names that end in ``.parquet``, whatever they name: who opens it is told what is wrong."""
+        return [name for name, _ in self._listed(folder) if name.endswith(".parquet") and name[0] not in "._"]
+
+    def _listed(self, folder: str) -> list[tuple[str, bool]]:
+        """Sorted names in a folder, each with whether it is a folder itself."""
         try:
             found = self.filesystem.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True))
         except READ_ERRORS as error:
             raise StoreOutageError(f"{self.path(folder)}: cannot be listed: {_one_line(error)}") from error
-        return sorted(info.base_name for info in found if info.type == wanted)
+        return sorted((info.base_name, info.type == fs.FileType.Directory) for info in found)
 
-    def names(self, folder: str) -> list[str]:
-        """Sorted names of the visible Parquet files in a folder."""
-        return [name for name in self.entries(folder) if name.endswith(".parquet") and name[0] not in "._"]
+    def check(self, path: str) -> None:
+        """Raise OSError where no file can be opened: pyarrow would wait for who writes into a pipe, say."""
 
     def open(self, folder: str, name: str) -> pq.ParquetFile:
         """Open a Parquet file; the caller closes it. Raises one of `READ_ERRORS` for a torn one."""
+        self.check(self.path(folder, name))
         source = self.filesystem.open_input_file(self.path(folder, name))
         try:
             return pq.ParquetFile(source, page_checksum_verification=True)
@@ -135,15 +143,22 @@ class LocalFiles(Files):
     def __init__(self, root: Path) -> None:
         super().__init__(fs.LocalFileSystem(), str(root))
 
-    def entries(self, folder: str, *, folders: bool = False) -> list[str]:
-        """Sorted names in a folder; from the folder alone, which pyarrow would ask each file's size for."""
+    def _listed(self, folder: str) -> list[tuple[str, bool]]:
+        """From the folder alone: pyarrow would ask for each file's size, and fail at one link that leads nowhere."""
         try:
             with os.scandir(self.path(folder)) as found:
-                return sorted(entry.name for entry in found if (entry.is_dir() if folders else entry.is_file()))
+                return sorted((entry.name, _is_folder(entry)) for entry in found)
         except FileNotFoundError:
             return []
         except OSError as error:
+            if isinstance(error, NotADirectoryError) and not folder:
+                raise SpecError(f"{self.root}: a file, or in a file, and no folder of records; name another") from error
             raise StoreOutageError(f"{self.path(folder)}: cannot be listed: {_one_line(error)}") from error
+
+    def check(self, path: str) -> None:
+        """Raise OSError for a folder, a pipe, and a link that leads nowhere or round in a circle."""
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - names are text here
+            raise OSError(errno.EINVAL, "not a file", path)
 
     def _put(self, folder: str, hidden: str, final: str, data: bytes | pa.Buffer) -> None:
         directory = Path(self.path(folder))
@@ -167,7 +182,7 @@ class LocalFiles(Files):
             new.mkdir()
             yield hidden
             for each in keep:
-                os.link(old / each, new / each)
+                _keep(old / each, new / each)
             _sync_folder(new)
             _exchange(old, new)
             _sync_folder(old.parent)
@@ -205,6 +220,20 @@ class LocalFiles(Files):
                 raise StoreError(f"{path}: cannot be locked: {_one_line(error)}") from error
             _sign(path)
             yield
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):  # a link that leads round in a circle
+        return entry.is_dir()
+    return False
+
+
+def _keep(old: Path, new: Path) -> None:
+    """Have it in both places: a folder as a copy, since folders cannot have two names."""
+    if old.is_dir() and not old.is_symlink():
+        shutil.copytree(old, new, symlinks=True)
+    else:
+        os.link(old, new, follow_symlinks=False)
 
 
 def _exchange(one: Path, other: Path) -> None:

@@ -27,8 +27,9 @@ from raytune_eagle.findings import Finding, problem, problems
 from raytune_eagle.fit import check_models, flag_findings
 from raytune_eagle.model import Workload
 from raytune_eagle.nodes import local_ray
+from raytune_eagle.nodes.address import SIMULATED
 from raytune_eagle.rules import Assumptions
-from raytune_eagle.simulation import PREFIX
+from raytune_eagle.simulation import fleet as simulated_fleet
 from raytune_eagle.space import assumed
 from raytune_eagle.spec import Spec, values
 from raytune_eagle.weights import Checkpoint
@@ -85,8 +86,11 @@ def survey(spec: Spec, workload: Workload | None, where: str, nodes: int) -> Sur
     Raises:
         NodeError: there is no cluster at `where`.
     """
-    if where.startswith(PREFIX):  # no node to look at
-        return Survey(assumed(spec))
+    if where.startswith(SIMULATED):  # no node to look at
+        known = Mistakes()
+        with known.noting():
+            simulated_fleet(spec, where, nodes)
+        return Survey(assumed(spec), tuple(known.problems))
     if where == LOCAL:
         return _survey_here(spec, workload, nodes)
     answers = ask_nodes(where, partial(look, spec, workload))

@@ -154,6 +154,57 @@ def test_bad_usage(tmp_path, words, code, line):
     assert not list(tmp_path.glob("results/study=*/trials/*"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["query", "--schema"], ["query", "select repeat('x', 1000000)", "--format", "csv"], ["best", "s"]],
+    ids=["help", "table", "large", "best"],
+)
+def test_stdout_that_cannot_be_written(results, words):
+    """A full disk under stdout: exit 1 and one line, also for what is larger than any buffer."""
+    where = [] if words == ["--help"] else ["--results", str(results)]
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "raytune_eagle", *words, *where]
+        done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "raytune-eagle: stdout: No space left on device\n"
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_is_no_mistake(results):
+    """As with `| head`: nothing on stderr."""
+    command = [sys.executable, "-m", "raytune_eagle", "query", "select repeat('x', 1000000)", "--results", str(results)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        run.stdout.close()
+        assert run.stderr.read() == b""
+        assert run.wait(timeout=60) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams(results, closed):
+    """What nobody can hear is not said, and no other file takes the place of a stream."""
+    words = shlex.join([sys.executable, "-m", "raytune_eagle", "query", "select 1", "--results", str(results)])
+    done = subprocess.run(["sh", "-c", f"{words} {closed}"], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (closed == "2>&-")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["click", "pyarrow", "duckdb"])
+def test_interrupted_while_it_is_imported(module):
+    """Ctrl-C before the command has begun: exit 130 and nothing said."""
+    command = [sys.executable, "-X", "importtime", "-m", "raytune_eagle", "plan", "nowhere.yaml"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in run.stderr:
+        if line.rstrip().endswith(f" {module}"):
+            break
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (130, "")
+    assert [line for line in err.splitlines() if not line.startswith("import time:")] == []
+
+
 def test_study_without_a_completed_trial_is_no_success(tmp_path):
     """If every trial fails, the table says so and `best --export` exits 1."""
 

@@ -108,11 +108,16 @@ def test_torn_and_foreign_files_are_kept(results):
     folder = results / "study=made/trials"
     (folder / "00077-aaaaaaaaaaaa.parquet").write_bytes(b"torn")
     (folder / "notes.parquet").write_bytes(b"theirs")
+    (folder / "loop.parquet").symlink_to("loop.parquet")
+    (folder / "folder.parquet").mkdir()
+    (folder / "folder.parquet" / "theirs").write_bytes(b"too")
     store = ParquetStore(str(results))
     store.compact("made")
     assert (folder / "00077-aaaaaaaaaaaa.parquet").read_bytes() == b"torn"
     assert (folder / "notes.parquet").read_bytes() == b"theirs"
-    assert len(store.problems("made")) == 2
+    assert (folder / "loop.parquet").readlink() == Path("loop.parquet")
+    assert (folder / "folder.parquet" / "theirs").read_bytes() == b"too"
+    assert len(store.problems("made")) == 4
     assert len(list(store.read("made"))) == 14
 
 

@@ -1,5 +1,7 @@
 """What `doctor` finds on this machine and on the nodes of a cluster, and the flags that SGLang is asked for."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,19 @@ def test_flags_are_asked_once_per_version(tmp_path):
     for file in (tmp_path / "cache").rglob("*.json"):
         file.write_text("{")
     assert cached(here, there) is None
+
+
+@pytest.mark.parametrize("given", ["", "~"])
+def test_without_a_home_answers_are_kept_in_the_temporary_folder(tmp_path, monkeypatch, given):
+    """HOME and XDG_CACHE_HOME that are empty are none: nothing is kept under the root of the file system."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "home") if given else "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    here = settings(tmp_path, make_interpreter(tmp_path / "env"))
+    assert ask(here, installed(here)) == cached(here, installed(here))
+    (file,) = tmp_path.rglob("flags-*.json")
+    where = "home" if given else f"tmp/raytune-eagle-{os.getuid()}"
+    assert file.parent == tmp_path / where / ".cache" / "raytune-eagle"
 
 
 def test_another_name_of_one_interpreter_is_not_asked_again(tmp_path):

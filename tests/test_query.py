@@ -6,6 +6,7 @@ import csv
 import datetime as dt
 import io
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -206,6 +207,19 @@ def test_torn_and_foreign_files_are_skipped_and_named(results):
     ]
     query.run("select count(*) from requests")
     assert query.warnings == []
+
+
+def test_names_that_are_no_files_are_skipped_and_named(results):
+    """A link in a circle, a dangling one, a folder and a pipe stop no query, and each has its warning."""
+    folder = results / "study=a/trials"
+    (folder / "loop.parquet").symlink_to("loop.parquet")
+    (folder / "dangling.parquet").symlink_to("/no/such/file")
+    (folder / "folder.parquet").mkdir()
+    os.mkfifo(folder / "pipe.parquet")
+    query = Query(str(results))
+    assert query.run("select count(*) as n from trials").to_pylist() == [{"n": 3}]
+    named = [line.split(": ")[0].rsplit("/", 1)[1] for line in query.warnings]
+    assert sorted(named) == ["dangling.parquet", "folder.parquet", "loop.parquet", "pipe.parquet"]
 
 
 def test_rotten_bytes_inside_a_file_are_an_error(results):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -28,6 +29,7 @@ from raytune_eagle.rescore import limited, parse_mix, remixed
 from raytune_eagle.store import ParquetStore
 
 MADE = Made(trials=60, requests=32, passes=4)
+SPEC = Path(__file__).parent.parent / "search_spaces" / "tiny_cpu.yaml"
 ADAPTIVE_PARAMS = "speculative/adaptive_spec_params.py"
 
 
@@ -245,6 +247,45 @@ def test_check_finds_what_is_wrong(tmp_path):
     assert "torn or unreadable" in done.output
     assert "is in another file already" in done.output
     assert "made: 3 problems" in done.output
+
+
+def test_check_goes_on_after_a_study_that_cannot_be_read(tmp_path):
+    """A study whose folder is a file inside is a problem of its own; the next is looked at all the same."""
+    for study in ("a", "b"):
+        write(str(tmp_path), Made(study=study, trials=4, requests=8, passes=2))
+    shutil.rmtree(tmp_path / "study=a/trials")
+    (tmp_path / "study=a/trials").write_bytes(b"")
+    done = cli("results", "check", "--results", tmp_path)
+    assert done.exit_code == 1
+    assert "study=a/trials: cannot be listed: Not a directory" in done.stdout
+    assert done.stderr == "raytune-eagle: a: 1 problem\nraytune-eagle: b: no problems\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["best", "made"],
+        ["explain", "made"],
+        ["report", "made"],
+        ["compare", "made", "other"],
+        ["query", "select 1"],
+        ["dashboard"],
+        ["nodes"],
+        ["nodes", "--study", "made"],
+        ["results", "check"],
+        ["results", "compact"],
+        ["export", "optuna", "sqlite:///x.db"],
+        ["probe", str(SPEC)],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_results_that_are_a_file(tmp_path, words):
+    """Bad input, exit 2, as where there is no such folder."""
+    (tmp_path / "file").write_text("theirs")
+    done = cli(*words, "--results", tmp_path / "file")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert re.fullmatch(r"raytune-eagle: .*/file\b.* a file.*; name another\n", done.stderr)
+    assert (tmp_path / "file").read_text() == "theirs"
 
 
 def test_compact_by_command(tmp_path):

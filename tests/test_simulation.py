@@ -112,6 +112,14 @@ def table_answer(tmp_path, shape, benchmark=""):
     return TableNodes(str(path), "org/M", "/local/D", benchmark)("node", job).outcome
 
 
+def test_what_is_not_there_leaves_no_folder(tmp_path):
+    """A preset that is none is told before the place of the results is made."""
+    done = command(tmp_path, "--cluster", "simulated:nothing", "--results", str(tmp_path / "new"))
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
 def test_table_replay(tmp_path):
     """Rows answer word for word; over two benchmarks times and rounds add up; a launch not listed is a failure."""
     one = table_answer(tmp_path, (3, 1, 4), "math").measurements[0]

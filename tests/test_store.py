@@ -266,6 +266,34 @@ def test_torn_and_foreign_files_are_passed_over_and_named(results):
         assert name in told
 
 
+def test_names_that_are_no_files_are_passed_over_and_named(results):
+    """A link in a circle, a dangling one, a folder and a pipe cost no trial, and each has its line, in every table."""
+    for table in ("trials", "requests", "events"):
+        folder = results / f"study=x/{table}"
+        folder.mkdir(exist_ok=True)
+        (folder / "loop.parquet").symlink_to("loop.parquet")
+        (folder / "dangling.parquet").symlink_to("/no/such/file")
+        (folder / "folder.parquet").mkdir()
+        os.mkfifo(folder / "pipe.parquet")
+    store = ParquetStore("results")
+    assert [one.number for one in store.read("x")] == [0, 1, 2]
+    told = store.problems("x")
+    for table in ("trials", "events"):
+        for name in ("loop", "dangling", "folder", "pipe"):
+            assert sum(f"/{table}/{name}.parquet: torn or unreadable: " in line for line in told) == 1
+    store.append(record(3))
+    with store.lock("x"):
+        assert [one.number for one in ParquetStore("results").read("x")] == [0, 1, 2, 3]
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(tmp_path):
+    """Results that are a file, or would be inside of one: bad input for who asks for the studies."""
+    (tmp_path / "file").write_text("theirs")
+    for place in ("file", "file/in"):
+        with pytest.raises(SpecError, match=f"{place}: a file, or in a file, and no folder of records; name another"):
+            ParquetStore(str(tmp_path / place)).studies()
+
+
 def test_a_number_in_two_files_is_read_once(results):
     """Two writers without a lock may both have kept a number: one is read, the other named."""
     path = trial_files(results)[1]

@@ -1,7 +1,7 @@
 """The server flags of the SGLang in hand: the interpreter that serves is asked, so no launch meets an unknown one.
 
-To ask takes some 5 s, most of it imports, so that the answer is kept under XDG_CACHE_HOME for that interpreter and
-version. Nothing of SGLang is imported here: the question runs in a process of its own.
+To ask takes some 5 s, most of it imports, so that the answer is kept under XDG_CACHE_HOME (else ~/.cache) for that
+interpreter and version. Nothing of SGLang is imported here: the question runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Self
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.machine import Installed
 from raytune_eagle.errors import NodeError
+from raytune_eagle.home import home
 
 _ASK_S = 240.0
 _LIKE = 0.6
@@ -177,10 +178,10 @@ def cached(settings: Settings, there: Installed) -> Flags | None:
 
 
 def _file(settings: Settings, there: Installed) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache").expanduser()
     kind = "cuda" if settings.gpus else "cpu"
     name = hashlib.blake2s(f"{there.home}\n{there.sglang}\n{kind}".encode(), digest_size=8).hexdigest()
-    return Path(home).expanduser() / "raytune-eagle" / f"flags-{name}.json"
+    return cache / "raytune-eagle" / f"flags-{name}.json"
 
 
 def _keep(path: Path, flags: Flags) -> None:

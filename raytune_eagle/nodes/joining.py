@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.model import Job
+from raytune_eagle.nodes.address import host_and_port
 
 RESOURCE = "eagle_node"
 NAMESPACE = "raytune-eagle"
@@ -58,17 +59,22 @@ def _unheard(*_: Any, **__: Any) -> None:
 
 
 def reach(address: str) -> None:
-    """Raise `NodeError` unless the head of a cluster answers there: `ray.init` would try for minutes."""
+    """Raise `NodeError` unless the head of a cluster answers there: `ray.init` would try for minutes.
+
+    `SpecError` for what cannot be an address.
+    """
+    if address != "auto":
+        host_and_port(address)
     try:
         found = services.canonicalize_bootstrap_address_or_die(address)
     except ConnectionError as exc:
         raise NodeError(f"--cluster {address}: no Ray runs on this machine; start one (ray up cluster.yaml)") from exc
     except ValueError as exc:
-        raise SpecError(f"--cluster {address}: give `local`, `auto` or HOST:PORT ({exc})") from exc
-    host, _, port = found.rpartition(":")
+        raise SpecError(f"RAY_ADDRESS: give `auto` or HOST:PORT ({exc})") from exc  # which `auto` stands for
+    host, port = host_and_port(found, given_as="RAY_ADDRESS" if address == "auto" else "--cluster")
     try:
-        is_grpc = _speaks_grpc(host.strip("[]"), int(port))
-    except (OSError, ValueError) as exc:
+        is_grpc = _speaks_grpc(host, port)
+    except (OSError, UnicodeError) as exc:  # the latter for a host whose name cannot be one
         raise NodeError(f"--cluster {address}: nobody answers at {found} ({exc}): is the head up? (ray up)") from exc
     if not is_grpc:
         why = f"what listens at {found} is no Ray head, or hangs; a head's port is 6379 unless it was told another"

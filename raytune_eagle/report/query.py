@@ -166,10 +166,13 @@ def _open(files: Files, table: str, folder: str, name: str) -> _Found:
     """Read the end of a file; the fragment remembers it, so that the query need not read it again."""
     path = files.path(folder, name)
     try:
+        files.check(path)
         fragment = _FORMATS[table].make_fragment(path, files.filesystem)
         problem = file_problem(table, fragment.physical_schema, path)
         return _Found(None if problem else fragment, problem)
     except FileNotFoundError as error:
+        if name in files.names(folder):  # a link that leads nowhere
+            return _Found(None, f"{path}: torn or unreadable: {error}")
         raise _MovedError(f"{path}: went away while it was read; ask again") from error
     except READ_ERRORS as error:
         return _Found(None, f"{path}: torn or unreadable: {' '.join(str(error).split())[:200]}")
