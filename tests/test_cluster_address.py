@@ -18,11 +18,11 @@ from raytune_eagle.nodes.address import host_and_port
 SPEC = Path(__file__).parent.parent / "search_spaces" / "tiny_cpu.yaml"
 
 
-def asked(*words):
+def asked(*words, cwd=None):
     """Finished process, and the seconds that it took."""
     began = time.monotonic()
     command = [sys.executable, "-m", "raytune_eagle", *map(str, words)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, cwd=cwd)
     return done, time.monotonic() - began
 
 
@@ -57,9 +57,9 @@ def test_another_server_is_no_head(stranger):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("doctor", SPEC), ("run", SPEC), ("nodes",), ("plan", SPEC)])
-def test_nobody_there(words):
+def test_nobody_there(words, tmp_path):
     """A port that nobody listens on: exit 1 and one line, for every command that joins a cluster."""
-    done, seconds = asked(*words, "--cluster", "127.0.0.1:1")
+    done, seconds = asked(*words, "--cluster", "127.0.0.1:1", cwd=tmp_path)  # no study there that is through
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"raytune-eagle: --cluster 127\.0\.0\.1:1: nobody answers at .*\n", done.stderr)
     assert seconds < 20
