@@ -13,10 +13,10 @@
 
 Aims: throughput_ratio within 2 % of 1, cpu_ratio at most 0.6, stub_ratio at least 0.98, on a quiet machine.
 
-The last line is one JSON object with the three, or with that of the one `--part` asked for: each takes less than five
-minutes, all together about nine. Environment: `make setup` and `pip install -e .[bench]`, no GPU. With --quick all is
-run once, small, beside the start of the real server, and CPU is that of a single run, its start included: it shows in a
-minute that the parts work, and no more.
+The last line is one JSON object with the three, or with that of the one `--part` asked for: each takes some minutes.
+Environment: `make setup` and `pip install -e .[bench]`, no GPU. With --quick all is
+run once, small, beside the start of the real server, and CPU is that of a single run, its start included: it shows
+that the parts work, and no more.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def whole(part: str | None) -> dict[str, float]:
 def main() -> None:
     """Run the parts and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a minute: each part once, and small")
+    parser.add_argument("--quick", action="store_true", help="each part once, and small")
     parser.add_argument("--part", choices=["stub", "cpu", "throughput"], help="this part alone, in full")
     parser.add_argument("--child", nargs=3, metavar=("URL", "COUNT", "TOKENS"), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -20,7 +20,7 @@ import click
 from rich.console import Console
 
 from raytune_eagle import __version__, specfile
-from raytune_eagle.cli_options import cluster_check
+from raytune_eagle.cli_options import cluster_check, local_or_cluster
 from raytune_eagle.cli_probe import probe
 from raytune_eagle.cli_results import COMMANDS, FAILED, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
@@ -288,15 +288,7 @@ def plan(spec_file: str, show: int, where: str | None) -> None:
 
 @main.command()
 @click.argument("spec_file", metavar="SPEC.yaml")
-@click.option(
-    "--cluster",
-    "where",
-    default="local",
-    show_default=True,
-    metavar="local|auto|ADDRESS",
-    callback=cluster_check("local", "auto"),
-    help=_CLUSTER,
-)
+@local_or_cluster(_CLUSTER)
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
 @results_option
 def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:

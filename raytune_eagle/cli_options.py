@@ -1,8 +1,9 @@
-"""Checks of options that several commands take."""
+"""Options that several commands take, and their checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -25,3 +26,16 @@ def cluster_check(*words: str, simulated: bool = False) -> Check:
         return where
 
     return check
+
+
+def local_or_cluster(text: str) -> Callable[[Any], Any]:
+    """Make the ``--cluster`` of a command that looks at nodes, this machine by default; `text` is its help."""
+    return click.option(
+        "--cluster",
+        "where",
+        default="local",
+        show_default=True,
+        metavar="local|auto|ADDRESS",
+        callback=cluster_check("local", "auto"),
+        help=text,
+    )

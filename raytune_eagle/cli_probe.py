@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from raytune_eagle import specfile
-from raytune_eagle.cli_options import cluster_check
+from raytune_eagle.cli_options import local_or_cluster
 from raytune_eagle.cli_results import FAILED, results_option, say, stdout
 from raytune_eagle.report.probes import Probing, probe_table
 from raytune_eagle.space import Space
@@ -21,15 +21,7 @@ _CLUSTER = "`local` is this machine, `auto` every node of the running cluster at
 
 @click.command()
 @click.argument("spec_file", metavar="SPEC.yaml")
-@click.option(
-    "--cluster",
-    "where",
-    default="local",
-    show_default=True,
-    metavar="local|auto|ADDRESS",
-    callback=cluster_check("local", "auto"),
-    help=_CLUSTER,
-)
+@local_or_cluster(_CLUSTER)
 @click.option("--most", type=click.IntRange(min=1), help="NCCL environments to time at most; default: all.")
 @click.option("--limit", "limit_s", default=30.0, show_default=True, help="Seconds after which one counts as hanging.")
 @results_option

@@ -261,8 +261,8 @@ def _more_ranks_than_gpus(spec: Spec) -> Iterator[str]:
     yield from (f"{place}: {size}: write 1 or more" for each in sizes.values() for place, size in each if size < 1)
     most = {name: max(each, key=lambda pair: pair[1], default=("", 1)) for name, each in sizes.items()}
     (place, tp), (_, pp) = most["tp-size"], most["pp-size"]
-    machines = spec.engine.args.get("nnodes") or 1
-    if spec.node.gpus and machines == 1 and tp * pp > spec.node.gpus:
+    one_machine = str(spec.engine.args.get("nnodes") or 1) == "1"
+    if spec.node.gpus and one_machine and tp * pp > spec.node.gpus:
         yield f"{place or 'engine.args.pp-size'}: {tp * pp} ranks need as many GPUs, node.gpus is {spec.node.gpus}"
 
 

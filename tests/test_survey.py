@@ -1,5 +1,7 @@
 """What is known of nodes before a launch: facts for the rules, and one line for what all nodes say."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +52,27 @@ def test_facts_of_this_machine(tmp_path):
     known = facts(make_interpreter(tmp_path / "env", "0.5.16.post1", nccl="2.30.7"))
     assert (known.sglang, known.nccl, known.gpus) == ((0, 5, 16), (2, 30, 7), 0)
     assert (known.architecture, known.mla, known.arch) == ("LlamaForCausalLM", False, None)
+
+
+@pytest.mark.parametrize(("name", "is_h20"), [("NVIDIA H20", True), ("NVIDIA H20-3e", True), ("NVIDIA H200", False)])
+def test_an_h20_is_told_from_an_h200(tmp_path, name, is_h20):
+    """By the name that NVML gives: their fusion differs in older versions."""
+    gpus = [{"used": 0, "total": 8192}] * 8
+    (tmp_path / "gpus.json").write_text(json.dumps({"name": name, "arch": [9, 0], "nvlink": True, "gpus": gpus}))
+    code = (
+        "import sys, yaml; from raytune_eagle import specfile; from raytune_eagle.survey import assume\n"
+        "found = assume(specfile.parse(yaml.safe_load(sys.argv[1])), None); print(found.arch, found.h20)"
+    )
+    text = SPEC.replace("PYTHON", sys.executable).replace("GPUS", "8").replace("CONCURRENCY", "1")
+    root = Path(__file__).parent.parent
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{root / 'tests/fakes/nvml'}:{root}",
+        "NVML_FAKE": str(tmp_path / "gpus.json"),
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
+    }
+    done = subprocess.run([sys.executable, "-c", code, text], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["90", str(is_h20)]
 
 
 def test_messages_too_large_for_custom_all_reduce(tmp_path):

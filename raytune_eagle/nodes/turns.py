@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 _OWN_CORES = 4
-"""A CPU server, its client and their helpers keep about two cores busy; nodes with twice that need not wait for others:
-`benchmarks/neighbours.py` shows what a neighbour does to a figure."""
+"""A CPU server, its client and their helpers are taken to keep about two cores busy, so that nodes with twice that need
+not wait for others. Not measured on such a machine yet: `benchmarks/neighbours.py` would show it."""
 
 
 class FreeForAll:
