@@ -39,7 +39,7 @@ BAR_S = 0.5
 def asks(method: str, told: int, count: int) -> list[float]:
     """CPU seconds of each of `count` asks after `told` launches of random points."""
     truth, rng = surface(0), np.random.default_rng(17)
-    ask, tell = METHODS[method](0)
+    ask, tell = METHODS[method](0, truth)
 
     def launch() -> tuple[float, object]:
         began = time.process_time()

@@ -59,7 +59,7 @@ class Search:
 
     def __init__(self, task: Task, until: float) -> None:
         self._truth, self._until = surface(task.seed, task.kind), until
-        self._ask, self._tell = METHODS[task.method](task.seed)
+        self._ask, self._tell = METHODS[task.method](task.seed, self._truth)
         self._rng = np.random.default_rng([task.seed, 17])
         self._known: dict[tuple[int, int], Launched] = {}
         self._best: tuple[float, float] = (0.0, 0.0)
@@ -129,7 +129,7 @@ def _searched(task: Task, until: float) -> dict[str, object]:
 # ---------------------------------------------------------------------------------------------------------------- table
 KINDS = (("plain", 1), ("plain", NODES), ("misspecified", 1), ("failing", 1), (REPLAY, 1))
 """Surfaces and nodes of the table, the important ones first."""
-_FIRST = ("two-factor", "tpe conditional", "tpe flat")
+_FIRST = ("two-factor", "two-factor probed", "tpe conditional", "tpe flat")
 _GP = ("gp flat", "gp conditional")
 _REST = ("random", "one-at-a-time", "grid", "ray optunasearch")
 SLOW = (("failing", 1), ("misspecified", 1))

@@ -55,6 +55,7 @@ class Surface:
         reached: share of rounds with at least 1, 2, … accepted drafts, by shape.
         cycle: milliseconds by shape and setting.
         fails: likewise, whether a launch fails.
+        all_reduce: by setting, what all-reduces take under it over what they take under the first; NaN where they hang.
     """
 
     shapes: list[Shape]
@@ -63,6 +64,7 @@ class Surface:
     reached: list[np.ndarray]
     cycle: np.ndarray
     fails: np.ndarray
+    all_reduce: np.ndarray
     accept_noise: float = 0.012
     cycle_noise: float = 0.010
     speed: np.ndarray = field(init=False)
@@ -86,14 +88,16 @@ def surface(seed: int, kind: str = "plain") -> Surface:
     rng = np.random.default_rng([seed, 6])
     draft = _draft(rng)
     reached = [draft.reached(shape) for shape in SHAPES]
-    cycle = _cycles(draft, *_machine(rng), rng)
+    machine, all_reduce = _machine(rng)
+    cycle = _cycles(draft, machine, all_reduce)
     fails = np.zeros(cycle.shape, dtype=bool)
     if kind == "misspecified":
         cycle = cycle * _beyond(rng)
     if kind == "failing":
-        fails = _failing(rng)
+        fails, bad = _failing(rng)
+        all_reduce = np.where(bad, np.nan, all_reduce)
     accept = np.array([1 + each.sum() for each in reached])
-    return Surface(SHAPES, SETTINGS, accept, reached, cycle, fails)
+    return Surface(SHAPES, SETTINGS, accept, reached, cycle, fails, all_reduce)
 
 
 def _draft(rng: np.random.Generator) -> Draft:
@@ -134,9 +138,8 @@ def _codes() -> np.ndarray:
     return np.array([[NCCL[name].index(setting[name]) for name in NAMES] for setting in SETTINGS])
 
 
-def _cycles(draft: Draft, machine: Machine, factor: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _cycles(draft: Draft, machine: Machine, factor: np.ndarray) -> np.ndarray:
     """A cycle is linear in the factor on its all-reduces, so two points of it say all."""
-    del rng
     half = Machine(**{**machine.__dict__, "nccl": {"X": {"1": 0.5}}})
     one = np.array([machine.cycle_ms(draft, shape, {}) for shape in SHAPES])
     other = np.array([half.cycle_ms(draft, shape, {"X": "1"}) for shape in SHAPES])
@@ -156,10 +159,10 @@ def _beyond(rng: np.random.Generator) -> np.ndarray:
     return np.exp(by_shape + rng.normal(0, 0.005, by_shape.shape))
 
 
-def _failing(rng: np.random.Generator) -> np.ndarray:
-    """About 20 %: large trees, one pair of settings, and 5 % without any pattern."""
+def _failing(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """About 20 % of points: large trees, one pair of settings (given by itself), and 5 % without any pattern."""
     codes, tokens = _codes(), np.array([shape.tokens for shape in SHAPES])
     name = rng.integers(2, 6)
     bad = (codes[:, 0] == rng.integers(3)) & (codes[:, name] == rng.integers(2))
     large = tokens > 40
-    return large[:, None] | bad[None] | (rng.random((len(tokens), len(bad))) < 0.05)
+    return large[:, None] | bad[None] | (rng.random((len(tokens), len(bad))) < 0.05), bad

@@ -16,6 +16,7 @@ from raytune_eagle.samplers.candidates import SHAPE, Candidates, Params, among
 from raytune_eagle.samplers.ensembles import accept_features, cycle_features, typical_accept, typical_cycle
 from raytune_eagle.samplers.kernels import Array, Encoder, Half
 from raytune_eagle.samplers.observed import Launch
+from raytune_eagle.samplers.probed import Probed
 from raytune_eagle.samplers.process import Data, Part, Process
 
 _EXPLORED = 4
@@ -48,11 +49,11 @@ class Encoders(NamedTuple):
     other: Encoder
 
     @classmethod
-    def of(cls, candidates: Candidates) -> Encoders:
+    def of(cls, candidates: Candidates, probed: Probed | None = None) -> Encoders:
         """Those of a space."""
         return cls(
             Encoder(candidates, accept_features, typical_accept),
-            Encoder(candidates, cycle_features, typical_cycle),
+            Encoder(candidates, cycle_features, typical_cycle, probed and probed.slowness),
             Encoder(candidates, cycle_features),
         )
 
@@ -69,10 +70,12 @@ def _accept_parts(first: Sequence[str], rest: Sequence[str]) -> list[Part]:
     ]
 
 
-def _cycle_parts(first: Sequence[str], rest: Sequence[str]) -> list[Part]:
+def _cycle_parts(first: Sequence[str], rest: Sequence[str], *, probed: bool) -> list[Part]:
+    share = [Part("probed", (("one", "expected"),), 0.3), Part("probed by shape", (("wide", "expected"),), 0.05)]
     return [
         *_parts(first, rest, 1.0, 0.002),
         Part("rough", (("narrow", "all"),), 0.0001),
+        *(share if probed else ()),
     ]
 
 
@@ -124,7 +127,10 @@ class Belief:
         self._ended = [launch for launch in launches if launch.measured or launch.failed]
         self._pending = [launch.params for launch in launches if launch.running]
         self._encoders, self._columns = encoders, candidates.columns
-        self._accept_parts, self._cycle_parts = _accept_parts(*self._columns), _cycle_parts(*self._columns)
+        self._accept_parts, self._cycle_parts = (
+            _accept_parts(*self._columns),
+            _cycle_parts(*self._columns, probed=encoders.cycle.expected is not None),
+        )
         explored = len(self.done) >= _EXPLORED
         self.variances: dict[str, Array] = dict(variances) if explored else self._priors()
         telling = [*SHAPE, *self._columns[0], *(name for name in self._columns[1] if not is_nccl(name))]
@@ -143,7 +149,7 @@ class Belief:
         if not len(data.values):
             if not self._pending:
                 return None
-            guess = observed.with_pending(data, self._pending, halves[0].typical)
+            guess = observed.with_pending(data, self._pending, halves[0].typical + halves[1].typical)
             return Process(encoder, parts, _NOISE, guess, self.variances.get(name))
         process = Process(encoder, parts, _NOISE, data, self.variances.get(name))
         self.variances[name] = process.variances
@@ -243,14 +249,14 @@ class Belief:
         """Chance that a launch does not fail, of every first half with every second."""
         if self._failing is None:
             return np.ones((len(first[1].codes), len(rest[1].codes)))
-        return np.clip(1 - self._failing.mean(_plain(first[1]), rest[1]), 0.02, 1.0)
+        return np.clip(1 - self._failing.mean(first[1].plain(), rest[1].plain()), 0.02, 1.0)
 
     def keeps(self, first: Pair, rest: Pair) -> Array:
         """Chance that a launch keeps the constraints, a value for each row."""
         data = observed.violation_data(self.done[-_LATEST:])
         if not len(data.values):
             return np.ones(len(first[1].codes))
-        mean, variance = self._fixed(data, 1.0, 1e-3).at(_plain(first[1]), rest[1])
+        mean, variance = self._fixed(data, 1.0, 1e-3).at(first[1].plain(), rest[1].plain())
         return np.asarray(norm.cdf(-mean / np.sqrt(variance)))
 
     def cost(self, first: Pair, rest: Pair) -> Array:
@@ -258,7 +264,7 @@ class Belief:
         data = observed.cost_data(self._ended[-_LATEST:])
         if len(data.values) < _EXPLORED:
             return np.ones((len(first[1].codes), len(rest[1].codes)))
-        mean = self._fixed(data, 1.0, 0.02).mean(_plain(first[1]), rest[1])
+        mean = self._fixed(data, 1.0, 0.02).mean(first[1].plain(), rest[1].plain())
         return np.asarray(np.exp(np.clip(mean - data.values.mean(), -1.0, 1.0)))
 
     @cached_property
@@ -295,15 +301,15 @@ def _after(one: Half, other: Half) -> Half:
 
 def _at(process: Process | None, first: Half, rest: Half) -> tuple[Array, Array]:
     """What a process says of points, or what is typical before there is any launch."""
-    return process.at(first, rest) if process else (first.typical, np.full(len(first.codes), _UNKNOWN))
+    return process.at(first, rest) if process else (first.typical + rest.typical, np.full(len(first.codes), _UNKNOWN))
 
 
 def _expected(process: Process | None, first: Half, rest: Half) -> Array:
-    return process.expected(first, rest) if process else first.typical
+    return process.expected(first, rest) if process else first.typical + rest.typical
 
 
 def _mean(process: Process | None, first: Half, rest: Half) -> Array:
-    return process.mean(first, rest) if process else np.repeat(first.typical[:, None], len(rest.codes), axis=1)
+    return process.mean(first, rest) if process else first.typical[:, None] + rest.typical[None]
 
 
 def _placed(launch: Launch, candidates: Candidates) -> Launch | None:
@@ -313,7 +319,3 @@ def _placed(launch: Launch, candidates: Candidates) -> Launch | None:
     strange = [name for name, values in candidates.levels.items() if not among(launch.params.get(name), values)]
     accept = None if any(not is_nccl(name) for name in strange) else launch.accept
     return replace(launch, accept=accept, cycle=None if strange else launch.cycle)
-
-
-def _plain(half: Half) -> Half:
-    return half._replace(typical=np.zeros_like(half.typical))

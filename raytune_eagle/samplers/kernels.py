@@ -17,7 +17,10 @@ _WIDE, _NARROW = 2.5, 0.9
 
 
 class Half(NamedTuple):
-    """Coordinates of halves of points: the tree's shape in logarithms, its features, its typical value; levels."""
+    """Coordinates of halves of points: the tree's shape in logarithms, its features; the typical value; levels.
+
+    A first half has a shape, a second none; the typical value of a point is the sum of those of its halves.
+    """
 
     logs: Array
     features: Array
@@ -28,6 +31,10 @@ class Half(NamedTuple):
         """Some of the points."""
         return Half(self.logs[places], self.features[places], self.typical[places], self.codes[places])
 
+    def plain(self) -> Half:
+        """Where nothing is typical."""
+        return self._replace(typical=np.zeros_like(self.typical))
+
 
 class Encoder:
     """Turns halves of points into coordinates, and those into covariances.
@@ -36,6 +43,7 @@ class Encoder:
         candidates: the space.
         features: of trees, from rows as `candidates.shapes` gives.
         typical: value to expect of a tree, likewise, but for a constant; the process learns what differs from it.
+        expected: what to add to it for the settings of a second half.
     """
 
     def __init__(
@@ -43,8 +51,10 @@ class Encoder:
         candidates: Candidates,
         features: Callable[[Array], Array],
         typical: Callable[[Array], Array] | None = None,
+        expected: Callable[[Sequence[Mapping[str, Any]]], Array] | None = None,
     ) -> None:
         self._features, self._typical, self._columns = features, typical or _nothing, candidates.columns
+        self.expected = expected
         self._codes = {
             name: {(type(value).__name__, value): code for code, value in enumerate(values)}
             for name, values in candidates.levels.items()
@@ -53,17 +63,16 @@ class Encoder:
 
     def encode(self, points: Sequence[Mapping[str, Any]], half: int) -> Half:
         """Coordinates of the first (0) or second (1) half of whole or half points."""
-        trees = shapes(points)
         codes = [
             [self._codes[name].get((type(p.get(name)).__name__, p.get(name)), 0) for name in self._columns[half]]
             for p in points
         ]
-        return Half(
-            np.log2(_alone(trees)),
-            self._features(trees),
-            self._typical(trees),
-            np.array(codes, dtype=np.intp).reshape(len(points), len(self._columns[half])),
-        )
+        levels = np.array(codes, dtype=np.intp).reshape(len(points), len(self._columns[half]))
+        if half:
+            none = np.zeros((len(points), 0))
+            return Half(none, none, self.expected(points) if self.expected else np.zeros(len(points)), levels)
+        trees = shapes(points)
+        return Half(np.log2(_alone(trees)), self._features(trees), self._typical(trees), levels)
 
     def grams(self, one: Half, other: Half, half: int) -> Grams:
         """Covariances between points, by the name of what they share."""
@@ -78,6 +87,7 @@ class Grams:
     * a column's name: alike in its value; ``NAME by shape``, ``NAME by trend``: and in shape.
     * ``columns``, ``pairs``: sums over the columns, and over pairs of them.
     * ``all``: alike in every column.
+    * ``expected``: products of what is typical of the settings, so that its share may be another.
     """
 
     def __init__(self, one: Half, other: Half, likeness: Mapping[str, Array]) -> None:
@@ -96,8 +106,9 @@ class Grams:
             return np.asarray(by_level[self._one.codes[:, place]])
         if name in {"wide", "narrow"}:
             return np.asarray(np.exp(self._distance / (-2 * {"wide": _WIDE, "narrow": _NARROW}[name] ** 2)))
-        if name == "trend":
-            return self._one.features @ self._other.features.T
+        if name in {"trend", "expected"}:
+            one, other = (h.features if name == "trend" else h.typical[:, None] for h in (self._one, self._other))
+            return one @ other.T
         if name.endswith(" by trend"):
             return np.asarray(self[name.removesuffix(" by trend")] * self["trend"])
         if name.endswith(" by shape"):

@@ -63,7 +63,7 @@ class Process:
         self._grams: dict[tuple[int, int], tuple[Half, Grams]] = {}  # with the half, so that its id stays its own
         self._halves = tuple(encoder.encode(data.points, half) for half in (0, 1))
         self._prior = np.log([*(part.variance for part in parts), noise])
-        beyond = data.values - self._halves[0].typical
+        beyond = data.values - _typical(*self._halves)
         levelled = any(part.name == "level" for part in parts)
         self._mean = float(np.average(beyond, weights=1 / (data.noise + noise))) if levelled else 0.0
         same = (data.launches[:, None] == data.launches[None]).astype(float)
@@ -86,7 +86,7 @@ class Process:
 
     def mean(self, first: Half, rest: Half) -> Array:
         """Posterior mean of every `first` with every `rest`: a row for each of `first`."""
-        total = np.repeat(self._mean + first.typical[:, None], len(rest.codes), axis=1)
+        total = self._mean + first.typical[:, None] + rest.typical[None]
         one = self._with_data(first, 0)
         other, count = self._with_data(rest, 1), len(self._weights)
         alone: list[Array | float] = [0.0, 0.0]
@@ -111,11 +111,11 @@ class Process:
         across = self._covariance(first, rest)
         reduced = solve_triangular(self._root, across.T, lower=True, check_finite=False)
         variance = np.maximum(self._own(first, rest) - (reduced**2).sum(0), 1e-12)
-        return self._mean + first.typical + across @ self._weights, variance
+        return self._mean + _typical(first, rest) + across @ self._weights, variance
 
     def expected(self, first: Half, rest: Half) -> Array:
         """Posterior mean of points given by their two halves, a row each."""
-        return np.asarray(self._mean + first.typical + self._covariance(first, rest) @ self._weights)
+        return np.asarray(self._mean + _typical(first, rest) + self._covariance(first, rest) @ self._weights)
 
     def joint(self, first: Half, rest: Half) -> tuple[Array, Array]:
         """Posterior means of points, and the covariances between them."""
@@ -125,7 +125,7 @@ class Process:
         prior = np.zeros((len(across), len(across)))
         for (a, b), variance in self._terms():
             prior += _product(variance, one[a], other[b])
-        return self._mean + first.typical + across @ self._weights, prior - reduced.T @ reduced
+        return self._mean + _typical(first, rest) + across @ self._weights, prior - reduced.T @ reduced
 
     def difference(self, first: Half, rest: Half) -> tuple[float, float]:
         """Mean and variance of the first of two points less the second; what both share has no part in it."""
@@ -149,21 +149,19 @@ class Process:
         return total
 
     def _own(self, first: Half, rest: Half) -> Array:
-        """Prior variance: every likeness of a level with itself is 1, so only the trend depends on the point."""
+        """Prior variance: every likeness of a level with itself is 1, so little depends on the point."""
         counts = [half.codes.shape[1] for half in (first, rest)]
-        trend = (first.features**2).sum(1)
+        trend, expected = (first.features**2).sum(1), rest.typical**2
         total = np.zeros(len(trend))
         for (a, b), variance in self._terms():
-            total += variance * _self(a, counts[0], trend) * _self(b, counts[1], trend)
+            total += variance * _self(a, counts[0], trend) * _self(b, counts[1], expected)
         return total
 
     def _learned(self, data: Data, same: Array, values: Array) -> Array:
         """Most probable variances given the data, over at most `_FIT_POINTS` of them, the latest among these."""
         chosen = _thinned(len(values))
         values, noise = values[chosen], data.noise[chosen]
-        first, rest = (
-            Half(h.logs[chosen], h.features[chosen], h.typical[chosen], h.codes[chosen]) for h in self._halves
-        )
+        first, rest = (half.rows(chosen) for half in self._halves)
         one, other = self._encoder.grams(first, first, 0), self._encoder.grams(rest, rest, 1)
         whole = np.ones((len(values), len(values)))
         parts = [np.asarray(sum(one[a] * other[b] * whole for a, b in part.terms)) for part in self.parts]
@@ -201,7 +199,11 @@ def _thinned(count: int) -> NDArray[np.intp]:
     )
 
 
-def _self(name: str, columns: int, trend: Array) -> Array | float:
-    if name == "trend" or name.endswith(" by trend"):
-        return trend
+def _typical(first: Half, rest: Half) -> Array:
+    return first.typical + rest.typical
+
+
+def _self(name: str, columns: int, own: Array) -> Array | float:
+    if name in {"trend", "expected"} or name.endswith(" by trend"):
+        return own
     return {"columns": float(columns), "pairs": columns * (columns - 1) / 2}.get(name, 1.0)

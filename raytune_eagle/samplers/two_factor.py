@@ -32,6 +32,7 @@ from raytune_eagle.samplers.candidates import (
 )
 from raytune_eagle.samplers.kernels import Array
 from raytune_eagle.samplers.observed import Launch
+from raytune_eagle.samplers.probed import Probed
 
 _logger = optuna.logging.get_logger(__name__)
 _SHORTLIST = 600
@@ -76,12 +77,18 @@ class TwoFactorSampler(BaseSampler):
             first trial is then random), which works for SGLang's three numbers, ``draft`` and ``NCCL_…``.
         seed: of all that is random.
         earlier: launches of other studies that know one of the factors or both.
+        probed: all-reduce times under NCCL's settings, measured apart; those that failed are not chosen.
     """
 
     def __init__(
-        self, candidates: Candidates | None = None, seed: int | None = None, earlier: Sequence[Launch] = ()
+        self,
+        candidates: Candidates | None = None,
+        seed: int | None = None,
+        earlier: Sequence[Launch] = (),
+        probed: Probed | None = None,
     ) -> None:
         self._given, self._rng, self._earlier = candidates, np.random.default_rng(seed), list(earlier)
+        self._probed = probed
         self._random = RandomSampler(seed=seed)
         self._tpe = TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._found: dict[str, BaseDistribution] = {}
@@ -158,6 +165,10 @@ class TwoFactorSampler(BaseSampler):
         """Take launches of other studies, which know one factor or both; those of values not searched are left out."""
         self._earlier += [replace(launch, earlier=True) for launch in launches]
 
+    def take_probed(self, probed: Probed) -> None:
+        """Take all-reduce times under NCCL's settings; those that failed are not chosen."""
+        self._probed, self._encoders, self._halves, self._fitted = probed, None, {}, 0
+
     def best_choice(self, study: optuna.Study) -> Choice | None:
         """The best point to launch next; None while there is too little to judge by, or nothing is left."""
         try:
@@ -190,7 +201,7 @@ class TwoFactorSampler(BaseSampler):
         done = sum(launch.measured for launch in launches)
         if not done and any(not launch.running and not launch.failed for launch in launches):
             raise CannotPlaceError(f"trials have no user attribute {observed.FIGURES!r} with accept_len and cycle_ms")
-        self._encoders = self._encoders or Encoders.of(candidates)
+        self._encoders = self._encoders or Encoders.of(candidates, self._probed)
         learn = done > self._fitted if done < _OFTEN else done >= 1.1 * self._fitted
         belief = Belief(self._encoders, candidates, [*self._earlier, *launches], {} if learn else self._variances)
         if learn:
@@ -218,6 +229,8 @@ class TwoFactorSampler(BaseSampler):
         runs = belief.runs(first, other)
         chances = runs / belief.cost(first, other)
         scores = belief.score(*belief.grid(first, other)) * chances
+        if self._probed:
+            scores[:, [self._probed.failed(point) for point in rest]] = -np.inf
         rows, places = _shortlist(scores, chosen, seen)
         if not len(rows):
             return []
