@@ -151,7 +151,9 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
     from raytune_eagle import warm_start  # noqa: PLC0415
     from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
     from raytune_eagle.doctor import refuse_results  # noqa: PLC0415
+    from raytune_eagle.nodes.address import SIMULATED  # noqa: PLC0415
     from raytune_eagle.nodes.steered import SteeredFleet  # noqa: PLC0415
+    from raytune_eagle.prior import prior_of  # noqa: PLC0415
     from raytune_eagle.simulation import refuse_mixture  # noqa: PLC0415
     from raytune_eagle.study import Study  # noqa: PLC0415
     from raytune_eagle.survey import survey  # noqa: PLC0415
@@ -178,6 +180,10 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
         held_out, live = _held_out(spec, workload), Live(results, spec.name)
         patient = _patient(store, space, way.patience_s)
         study = Study(space, workload, patient, _both(live.say, progress), held_out=held_out)
+        if not way.where.startswith(SIMULATED):  # what was timed says nothing of a simulated machine
+            prior = prior_of(space, store.read_probes(spec.name))
+            say(prior.notes)
+            study.take_prior(prior)
         progress.records = study.records
         if study.done():
             _nothing_left(study, console)

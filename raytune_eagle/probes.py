@@ -14,6 +14,7 @@ from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.probe import Question, Timing, probe
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.nodes import local_ray
+from raytune_eagle.prior import nccl
 from raytune_eagle.rules.base import Launch
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
@@ -66,18 +67,14 @@ def plan(space: Space, most: int | None = None, limit_s: float = 30.0) -> Plan:
 
 def _environments(space: Space) -> Iterator[dict[str, str]]:
     """Each once; the spec's own variables of NCCL are in all of them."""
-    fixed = _nccl(space.spec.engine.env)
+    fixed = nccl(space.spec.engine.env)
     points = [space.config(params) for params in space.groups[1].left]
     ordered = [*(start.config for start in space.starts), *sorted(points, key=lambda point: len(point.env))]
     seen = []
-    for env in (fixed, *(_nccl(config.env) for config in ordered)):
+    for env in (fixed, *(nccl(config.env) for config in ordered)):
         if env not in seen:
             seen.append(env)
             yield env
-
-
-def _nccl(env: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith("NCCL_") and "NCCL_DEBUG" not in name}
 
 
 def _tokens(space: Space) -> dict[str, tuple[int, ...]]:

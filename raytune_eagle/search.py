@@ -18,6 +18,7 @@ from optuna.trial import TrialState, create_trial
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model import Completed, Config, Measurement, Request, TrialRecord
 from raytune_eagle.outcomes import objective_value, violation
+from raytune_eagle.prior import Prior
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers import observed
 from raytune_eagle.samplers.belief import Belief
@@ -58,6 +59,9 @@ class Search:
         records: all that the study has launched so far.
         reference: what plain decoding gives by node and time, so that no node or hour makes a point look good.
         launch_variance: what the logs of launches of one point are known to differ by, for the two-factor sampler.
+
+    Attributes:
+        size: points of the space that were or may be asked for.
     """
 
     def __init__(
@@ -69,12 +73,15 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(direction="maximize", sampler=_sampler(space))
         self._seen: set[str] = set()
+        self._prior, self.size = Prior(), space.size
+        self._before: dict[str, Config] = {}
         # what learns nothing has its order at once: every valid point, as written or shuffled
         orders = {"grid": None, "random": self._settings.seed}
         self._order = space.points(orders[self._settings.sampler]) if self._settings.sampler in orders else None
         for record in records:
             if record.kind == "trial":
                 self._seen |= {record.key, space.key(record.config)}  # two where more is known of the nodes by now
+                self._before[space.key(record.config)] = record.config
                 self._replay(record)
         starts = [Proposal(s.config, space.key(s.config), s.params) for s in space.starts]
         self._starts = deque({p.key: p for p in starts if p.key not in self._seen}.values())
@@ -106,6 +113,13 @@ class Search:
         """Take what earlier studies know; only with the two-factor sampler."""
         self._two_factor.learn_from(launches)
 
+    def take_prior(self, prior: Prior) -> None:
+        """Ask for nothing that failed in the study's probe; the two-factor sampler begins with its times."""
+        launched = {key for key, config in self._before.items() if prior.refuses(config)}
+        self._prior, self.size = prior, self._space.size - self._space.count(prior.refuses) + len(launched)
+        if prior.probed and isinstance(self._study.sampler, TwoFactorSampler):
+            self._study.sampler.take_probed(prior.probed)
+
     def belief(self) -> Belief:
         """What all launches say of every point; only with the two-factor sampler."""
         return self._two_factor.belief(self._study)
@@ -135,10 +149,10 @@ class Search:
     def _choose(self) -> Proposal | None:
         if self._order is not None:
             return self._first_unseen(self._order)
-        for _ in range(_MOST_ASKS if len(self._seen) < self._space.size else 0):
+        for _ in range(_MOST_ASKS if len(self._seen) < self.size else 0):
             trial = self._study.ask()
             settled = self._space.settle(self._space.suggest(trial))
-            if settled is not None and (key := self._space.key(settled[0])) not in self._seen:
+            if settled is not None and (key := self._fresh(settled[0])):
                 return Proposal(settled[0], key, settled[1], trial)
             # No launch is spent on it. TPE learns from PRUNED that there is nothing to gain here, and asks 65 times
             # for 40 launches of a small space; with FAIL, which it ignores, it asked 2,355 times.
@@ -149,10 +163,14 @@ class Search:
     def _first_unseen(self, points: Iterator[Params]) -> Proposal | None:
         for params in points:
             config = self._space.config(params)
-            key = self._space.key(config)
-            if key not in self._seen:
+            if key := self._fresh(config):
                 return Proposal(config, key, params)
         return None
+
+    def _fresh(self, config: Config) -> str | None:
+        """Key of a point that was never launched and that the probe has not seen fail."""
+        key = self._space.key(config)
+        return None if key in self._seen or self._prior.refuses(config) else key
 
     def _replay(self, record: TrialRecord) -> None:
         if self._order is not None:  # nothing is learnt

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -191,6 +191,10 @@ class Space:
     def size(self) -> int:
         """Number of valid points, each counted once."""
         return self._parts.ends[-1] if self._parts.ends else 0
+
+    def count(self, meets: Callable[[Config], bool]) -> int:
+        """Number of valid points of whose NCCL and server settings, as a launch, something holds."""
+        return sum(len(first) * sum(meets(self.config(point)) for point in rest) for first, rest in self._parts.blocks)
 
     def points(self, seed: int | None = None) -> Iterator[Params]:
         """Every valid point once, in the order written (speculative settings change fastest) or a seeded one."""

@@ -18,6 +18,7 @@ from raytune_eagle.identity import STARTED, check_same, written
 from raytune_eagle.model import Best, Completed, Config, Event, Failed, Job, Kind, TrialRecord, Workload
 from raytune_eagle.outcomes import Leader, brief, hopeless, in_words, same_text, speedup, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
+from raytune_eagle.prior import Prior
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.search import Proposal, Search
@@ -125,6 +126,10 @@ class Study:
     def learn_from(self, launches: Iterable[Launch]) -> None:
         """Take what earlier studies know of this one's points; before `run`."""
         self._search.learn_from(launches)
+
+    def take_prior(self, prior: Prior) -> None:
+        """Take what the study's probe says; before `run`."""
+        self._search.take_prior(prior)
 
     def note(self, event: Event) -> None:
         """Take an event, from any thread."""
@@ -378,7 +383,7 @@ class Study:
             for config, key in starts
             if self.space.told(config) is None or self.space.judge(config).canonical is None
         }
-        return self.space.size + len(outside)
+        return self._search.size + len(outside)
 
     def _say(self, fleet: Fleet, name: str, detail: str, node: Node | None = None, number: int | None = None) -> None:
         where = node.name if node else None
