@@ -29,6 +29,8 @@ _PATIENCE = 0.7
 """What an improvement at the launch after the next is worth against one at the next."""
 _OUTCOMES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 """How a launch may come out, in standard deviations, and the chances of these."""
+_LIKELY = 100
+"""Launches, the fastest as measured, among which the best is looked for."""
 _LATEST = 250
 """Launches that failures, costs and constraints are learned from."""
 _NOISE = 1e-4
@@ -162,7 +164,8 @@ class Belief:
         """Figure and point of the best feasible launch, as believed; of the worst launch while none is feasible."""
         if not self.done:
             return -np.inf, None
-        feasible = [launch.params for launch in self.done if (launch.violation or 0.0) <= 0]
+        quick = sorted(self.done, key=lambda launch: (launch.cycle or 0.0) - (launch.accept or 0.0))
+        feasible = [launch.params for launch in quick if (launch.violation or 0.0) <= 0][:_LIKELY]
         points = feasible or [launch.params for launch in self.done]
         first, rest = self.halves(points, points)
         means = _expected(self.accept, first[0], rest[0]) - _expected(self.cycle, first[1], rest[1])

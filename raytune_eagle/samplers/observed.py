@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from raytune_eagle.samplers.candidates import UPPER, Params
+from raytune_eagle.samplers.candidates import UPPER, Block, Params
 from raytune_eagle.samplers.kernels import Array
 from raytune_eagle.samplers.process import Data
 
@@ -66,12 +67,46 @@ class Launch:
         return self.accept is not None and self.cycle is not None and not self.earlier
 
 
-def launches(trials: Iterable[FrozenTrial]) -> list[Launch]:
-    """Every trial that was or is a launch, in their order."""
-    return [_launch(trial) for trial in trials if trial.params and not trial.user_attrs.get(REFUSED)]
+class Observed:
+    """What a study's trials are. Finished ones do not change, so each of them is read once."""
+
+    def __init__(self) -> None:
+        self._study: str | None = None
+        self._known: dict[int, Launch | None] = {}
+        self._places: dict[tuple[int, int], tuple[int, int] | None] = {}
+
+    def launches(self, study: Study) -> list[Launch]:
+        """Every trial that was or is a launch, in their order."""
+        return [launch for trial in self._trials(study) if (launch := self._launch(trial))]
+
+    def seen(self, study: Study, block: Block) -> set[tuple[int, int]]:
+        """Every point of the block that a trial has had, launched or not."""
+        return {place for trial in self._trials(study) if (place := self._place(trial, block))}
+
+    def _trials(self, study: Study) -> list[FrozenTrial]:
+        if study.study_name != self._study:
+            self._study, self._known, self._places = study.study_name, {}, {}
+        return [trial for trial in study.get_trials(deepcopy=False) if trial.params]
+
+    def _launch(self, trial: FrozenTrial) -> Launch | None:
+        if not trial.state.is_finished():
+            return _launch(trial)
+        if trial.number not in self._known:
+            self._known[trial.number] = _launch(trial)
+        return self._known[trial.number]
+
+    def _place(self, trial: FrozenTrial, block: Block) -> tuple[int, int] | None:
+        key = id(block), trial.number
+        if not trial.state.is_finished():
+            return block.find(whole(trial.params))
+        if key not in self._places:
+            self._places[key] = block.find(whole(trial.params))
+        return self._places[key]
 
 
-def _launch(trial: FrozenTrial) -> Launch:
+def _launch(trial: FrozenTrial) -> Launch | None:
+    if trial.user_attrs.get(REFUSED):
+        return None
     params = whole(trial.params)
     running = trial.state in {TrialState.RUNNING, TrialState.WAITING}
     figures = [one for one in trial.user_attrs.get(FIGURES) or () if one.get("cycle_ms")]

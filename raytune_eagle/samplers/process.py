@@ -122,9 +122,7 @@ class Process:
         across = self._covariance(first, rest)
         reduced = solve_triangular(self._root, across.T, lower=True, check_finite=False)
         one, other = self._encoder.grams(first, first, 0), self._encoder.grams(rest, rest, 1)
-        prior = np.zeros((len(across), len(across)))
-        for (a, b), variance in self._terms():
-            prior += _product(variance, one[a], other[b])
+        prior = self._summed(one, other, (len(across), len(across)))
         return self._mean + _typical(first, rest) + across @ self._weights, prior - reduced.T @ reduced
 
     def difference(self, first: Half, rest: Half) -> tuple[float, float]:
@@ -143,10 +141,20 @@ class Process:
         """Of points given by their two halves with the data, a row for each point."""
         one = self._with_data(first, 0)
         other = self._with_data(rest, 1)
-        total = np.zeros((len(first.codes), len(self._halves[0].codes)))
+        return self._summed(one, other, (len(first.codes), len(self._halves[0].codes)))
+
+    def _summed(self, one: Grams, other: Grams, shape: tuple[int, int]) -> Array:
+        """Covariances of points given by both halves; the parts of single columns of one half in one go."""
+        total = np.zeros(shape)
+        columns: tuple[dict[str, float], dict[str, float]] = {}, {}
         for (a, b), variance in self._terms():
-            total += _product(variance, one[a], other[b])
-        return total
+            if b == "one" and one.column(a):
+                columns[0][a] = variance
+            elif a == "one" and other.column(b):
+                columns[1][b] = variance
+            else:
+                total += _product(variance, one[a], other[b])
+        return total + one.weighted(columns[0]) + other.weighted(columns[1])
 
     def _own(self, first: Half, rest: Half) -> Array:
         """Prior variance: every likeness of a level with itself is 1, so little depends on the point."""

@@ -8,6 +8,7 @@ improvement per node-second, weighed with its chances to run and to keep the con
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from raytune_eagle.samplers.candidates import (
     from_distributions,
 )
 from raytune_eagle.samplers.kernels import Array
-from raytune_eagle.samplers.observed import Launch
+from raytune_eagle.samplers.observed import Launch, Observed
 from raytune_eagle.samplers.probed import Probed
 
 _logger = optuna.logging.get_logger(__name__)
@@ -88,7 +89,7 @@ class TwoFactorSampler(BaseSampler):
         probed: Probed | None = None,
     ) -> None:
         self._given, self._rng, self._earlier = candidates, np.random.default_rng(seed), list(earlier)
-        self._probed = probed
+        self._probed, self._observed = probed, Observed()
         self._random = RandomSampler(seed=seed)
         self._tpe = TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._found: dict[str, BaseDistribution] = {}
@@ -158,7 +159,8 @@ class TwoFactorSampler(BaseSampler):
         if candidates is None:
             return []
         belief = self.belief(study)
-        found = [one for block in candidates.blocks for one in self._rank(block, belief, _seen(study, block), count)]
+        ranked = [self._rank(block, belief, self._observed.seen(study, block), count) for block in candidates.blocks]
+        found = itertools.chain.from_iterable(ranked)
         return sorted(found, key=lambda choice: -choice.score)[:count]
 
     def learn_from(self, launches: Iterable[Launch]) -> None:
@@ -197,7 +199,7 @@ class TwoFactorSampler(BaseSampler):
         candidates = self._space(study)
         if candidates is None:
             raise CannotPlaceError("no trial has said yet what is searched")
-        launches = observed.launches(study.get_trials(deepcopy=False))
+        launches = self._observed.launches(study)
         done = sum(launch.measured for launch in launches)
         if not done and any(not launch.running and not launch.failed for launch in launches):
             raise CannotPlaceError(f"trials have no user attribute {observed.FIGURES!r} with accept_len and cycle_ms")
@@ -218,7 +220,7 @@ class TwoFactorSampler(BaseSampler):
             found |= trial.distributions
         if found and found != self._found:
             self._found, self._derived = found, from_distributions(found)
-            self._encoders, self._halves, self._fitted = None, {}, 0
+            self._encoders, self._halves, self._fitted, self._observed = None, {}, 0, Observed()
         return self._derived
 
     def _rank(self, block: Block, belief: Belief, seen: set[tuple[int, int]], count: int) -> list[Choice]:
@@ -275,12 +277,6 @@ def _shortlist(
     keep = np.argpartition(-flat, min(_SHORTLIST, len(flat) - 1))[:_SHORTLIST]
     rows, places = np.divmod(np.sort(keep[np.isfinite(flat[keep])]), scores.shape[1])
     return rows, places
-
-
-def _seen(study: optuna.Study, block: Block) -> set[tuple[int, int]]:
-    """Every point of the block that a trial has had, launched or not."""
-    places = [block.find(observed.whole(trial.params)) for trial in study.get_trials(deepcopy=False) if trial.params]
-    return {place for place in places if place is not None}
 
 
 def _contains(distribution: BaseDistribution, value: Any) -> bool:
