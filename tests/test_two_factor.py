@@ -101,12 +101,15 @@ def test_learns_what_fails():
     assert max(trial.value or 0 for trial in study.trials) > 0.9 * truth.speed.max()
 
 
-@pytest.mark.parametrize("count", [15, 30, 80])
-def test_intervals_hold(count):
-    """90 % intervals cover 80 to 97 % of 1,800 points that were never launched, over six surfaces."""
+@pytest.mark.parametrize(("count", "kind"), [(15, "plain"), (30, "plain"), (80, "plain"), (80, "misspecified")])
+def test_intervals_hold(count, kind):
+    """90 % intervals cover 80 to 97 % of 1,800 points that were never launched, over six surfaces.
+
+    Where every point is rough by itself, once enough launches have shown it.
+    """
     covered = []
     for seed in range(6):
-        study, truth, rng = filled(count, seed)
+        study, truth, rng = filled(count, seed, kind)
         shapes, settings = rng.integers(len(SHAPES), size=300), rng.integers(len(SETTINGS), size=300)
         points = [point(*place) for place in zip(shapes, settings, strict=True)]
         mean, sd = study.sampler.predict(study, points)

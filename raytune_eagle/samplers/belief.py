@@ -194,7 +194,12 @@ class Belief:
         accept, accept_variance = _at(self.accept, first[0], rest[0])
         cycle, cycle_variance = _at(self.cycle, first[1], rest[1])
         surprise = self.cycle.surprise if self.cycle else 1.0
-        return accept - cycle, np.sqrt(accept_variance + cycle_variance * surprise)
+        return accept - cycle, np.sqrt(accept_variance + cycle_variance * surprise + self._unexplained)
+
+    @property
+    def _unexplained(self) -> float:
+        """Variance that the fit calls noise beyond what launches of one point differ by: each point's own, then."""
+        return max(0.0, float(self.cycle.variances[-1]) - _NOISE) if self.cycle else 0.0
 
     def difference(self, point: Params, other: Params) -> tuple[float, float]:
         """Mean and variance of the log speed of a point over another's."""
@@ -203,7 +208,8 @@ class Belief:
         first, rest = self.halves([point, other], [point, other])
         accept, accept_variance = self.accept.difference(first[0], rest[0])
         cycle, cycle_variance = self.cycle.difference(first[1], rest[1])
-        return accept - cycle, accept_variance + cycle_variance * self.cycle.surprise
+        own = 0.0 if point == other else 2 * self._unexplained
+        return accept - cycle, accept_variance + cycle_variance * self.cycle.surprise + own
 
     def grid(self, first: Pair, rest: Pair) -> tuple[Array, Array]:
         """Mean of every first half with every second, and about its variance: that along each half, added up."""
