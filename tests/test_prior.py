@@ -6,14 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from made import WORKLOAD, completed, surface
 
 from raytune_eagle import specfile
+from raytune_eagle.identity import spec_of
+from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
 from raytune_eagle.prior import Prior, prior_of
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers.probed import Probed
 from raytune_eagle.search import Search
 from raytune_eagle.space import Space
+from raytune_eagle.spec import Budget
 from raytune_eagle.store import ParquetStore
+from raytune_eagle.study import Study
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
@@ -71,6 +76,26 @@ def test_what_hung_is_never_launched(sampler):
     assert "LL128" not in protocols
 
 
+@pytest.mark.parametrize("before", [0, 10])
+def test_a_study_ends_when_all_but_what_hung_was_launched(tmp_path, before):
+    """It launches the 24 points, those of an earlier run that had no probe yet included, and then has nothing left."""
+    store, space, prior = ParquetStore(str(tmp_path)), made("random"), prior_of(made("random"), rows())
+    store.declare("probed", {dimension.column: dimension.kind for dimension in space.dimensions})
+    nodes = SimulatedFleet(["a", "b"], lambda _, job: Answer(completed(surface(job.config)), 60.0))
+    if before:
+        few = Space(space.spec.model_copy(update={"budget": Budget(trials=before)}))
+        Study(few, WORKLOAD, store).run(nodes)
+    early = {record.key for record in store.read("probed") if record.kind == "trial" and prior.refuses(record.config)}
+    study = Study(space, WORKLOAD, store)
+    study.take_prior(prior)
+    study.run(nodes)
+    assert study.done()
+    launched = {record.key: prior.refuses(record.config) for record in study.trials}
+    assert len(launched) == 24 + len(early)
+    assert {key for key, refused in launched.items() if refused} == early
+    assert bool(early) == bool(before)
+
+
 def test_quick_settings_come_first():
     """The first point that two-factor asks for has the protocol that was quickest, whichever that is."""
     space = made()
@@ -88,6 +113,18 @@ def test_kept_rows_are_read_back(tmp_path):
     prior = prior_of(space, store.read_probes("probed"))
     assert prior.failing == prior_of(space, rows()).failing
     assert any("not launched: NCCL_ALGO=Ring NCCL_PROTO=LL128; NCCL_PROTO=LL128" in note for note in prior.notes)
+
+
+def test_a_probe_of_real_gpus_is_read():
+    """The kept study of four H200s: all 20 environments of its probe count, and Simple is slower than LL."""
+    store = ParquetStore(str(Path(__file__).parent.parent / "results"))
+    spec, _ = spec_of(store.read_events("random7b-h200x4"))
+    prior = prior_of(Space(spec), store.read_probes("random7b-h200x4"))
+    assert "timed under 20 NCCL environments" in prior.notes[0]
+    settings = [{"nccl_algo": "Ring", "nccl_proto": protocol} for protocol in ("LL", "Simple")]
+    none = dict.fromkeys(("nccl_max_nchannels", "nccl_nthreads", "nccl_p2p_level", "nccl_buffsize"))
+    quick, slow = prior.probed.slowness([none | setting for setting in settings])
+    assert slow - quick > 0.1
 
 
 def test_what_says_nothing_is_left_out():
