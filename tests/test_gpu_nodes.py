@@ -14,6 +14,7 @@ from raytune_eagle.checkpoints import check_draft, check_target
 from raytune_eagle.findings import problems
 from raytune_eagle.nodes.local_ray import gpu_indices
 from raytune_eagle.nodes.owner import gpus_in_order
+from raytune_eagle.store import ParquetStore
 
 ROOT = Path(__file__).parent.parent
 FAKES = ROOT / "tests" / "fakes"
@@ -107,13 +108,24 @@ def test_the_gpus_of_a_node_are_in_order(monkeypatch, given, put):
     [("random7b_h200x8.yaml", 1, ["0,1,2,3,4,5,6,7"]), ("random7b_h200x2.yaml", 2, ["0,1", "2,3"])],
 )
 def test_a_study_over_nodes_of_several_gpus(tmp_path, pair, name, nodes, given):
-    """One actor owns all GPUs of its node, and its servers see those alone; NCCL settings reach the records."""
+    """One actor owns all GPUs of its node, and its servers see those alone; NCCL settings reach the records.
+
+    What an earlier probe of the study saw hang is told, and not launched.
+    """
     changes = {"confirm": {"top": 0}, "budget": {"trials": 2, "hours": 1}}
     path, results = spec(tmp_path, pair, name, **changes), tmp_path / "results"
+    study, ranks = yaml.safe_load(path.read_text())["name"], len(given[0].split(","))
+    rows = [
+        {"measured_unix_s": 1.0, "node": "local-0", "step": "verify", "tokens": 16, "env": env, "ranks": ranks,
+         "backend": "nccl", "message_bytes": 4096, "p50_us": p50, "error": None if p50 else "hang: killed"}
+        for env, p50 in (({}, 20.0), ({"NCCL_MAX_NCHANNELS": "2"}, None))
+    ]  # fmt: skip
+    ParquetStore(str(results)).append_probes(study, rows)
     done = cli(tmp_path, "run", path, "--cluster", "local", "--nodes", nodes, "--results", results)
     assert done.returncode == 0, done.stderr
     assert sorted(set((tmp_path / "seen").read_text().split())) == given
-    trials = pd.read_parquet(results / f"study={yaml.safe_load(path.read_text())['name']}" / "trials")
+    assert "probe: failed or hung, so not launched: NCCL_MAX_NCHANNELS=2" in " ".join(done.stderr.split())
+    trials = pd.read_parquet(results / f"study={study}" / "trials")
     assert set(trials["status"]) == {"completed"}
     assert set(trials["hardware"]) == {f"{len(given[0].split(','))}x NVIDIA Fake"}
     every = {gpu for ids in trials["gpu_ids"] for gpu in ids}
