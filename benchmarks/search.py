@@ -238,6 +238,7 @@ def summary(rows: Rows) -> dict[str, object]:
         "vs_best_optuna": ("two-factor", ("tpe", "gp"), "plain", 1),
         "vs_best_optuna_16_nodes": ("two-factor", ("tpe", "gp"), "plain", NODES),
         "misspecified_vs_tpe": ("two-factor", ("tpe",), "misspecified", 1),
+        "probed_vs_best_optuna": ("two-factor probed", ("tpe", "gp"), "plain", 1),
     }
     searched = [row for row in rows if row["kind"] != REPLAY]
     found = {name: ratio(searched, *which) for name, which in asked.items()}
