@@ -26,7 +26,8 @@ from raytune_eagle.cli_results import COMMANDS, FAILED, results_option, say, std
 from raytune_eagle.errors import Mistakes, RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.home import home
 from raytune_eagle.live import Live
-from raytune_eagle.model import Event, Workload
+from raytune_eagle.model.trial import Event
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.patience import PATIENCE_S, PatientStore
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.facts import Facts

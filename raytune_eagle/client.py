@@ -20,7 +20,8 @@ import numpy as np
 
 from raytune_eagle.figures import token_gaps, weighted_percentile
 from raytune_eagle.http_stream import Connections, RefusedError
-from raytune_eagle.model import Prompt, Request, Workload
+from raytune_eagle.model.measurement import Request
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.wire import SHOWN, Chat, Generate, StreamError, Wire
 
 _DONE = b"[DONE]"

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from raytune_eagle.model import Completed, Config, TrialRecord
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, searched
 from raytune_eagle.spec import Confirm
 

@@ -14,7 +14,7 @@ from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.flags import Flags, mistakes
 from raytune_eagle.errors import SpecError
 from raytune_eagle.findings import Finding, ok, problem
-from raytune_eagle.model import Workload
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.rules import SPECULATIVE_NAMES
 from raytune_eagle.spec import Spec, values
 

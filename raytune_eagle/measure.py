@@ -22,7 +22,9 @@ from typing import NamedTuple, NoReturn
 from raytune_eagle.client import Client
 from raytune_eagle.errors import BenchError, SpecError, TrialError
 from raytune_eagle.http_stream import Connections
-from raytune_eagle.model import Measurement, Request, Sample, Value, Vitals, Workload
+from raytune_eagle.model import Value
+from raytune_eagle.model.measurement import Measurement, Request, Sample, Vitals
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.passes import Early, Judge, Level
 from raytune_eagle.ports import Progress, Server
 

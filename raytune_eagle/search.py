@@ -16,7 +16,9 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Completed, Config, Measurement, Request, TrialRecord
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.measurement import Measurement, Request
+from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.outcomes import objective_value, violation
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers import observed

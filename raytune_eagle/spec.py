@@ -75,7 +75,7 @@ class NodeSpec(Written):
 
 
 class WorkloadSpec(Written):
-    """What is sent to each server; see `raytune_eagle.model.Workload` for the meaning of each."""
+    """What is sent to each server; see `raytune_eagle.model.workload.Workload` for the meaning of each."""
 
     prompts: Text = "builtin:mixed"
     max_new_tokens: Annotated[Int, Field(ge=1, le=1_000_000)] = 256

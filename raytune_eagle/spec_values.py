@@ -20,7 +20,8 @@ from pydantic import (
 )
 
 from raytune_eagle import spec_settings
-from raytune_eagle.model import FlagValue, Value
+from raytune_eagle.model import Value
+from raytune_eagle.model.config import FlagValue
 
 
 def _no_nul(value: Any) -> Any:

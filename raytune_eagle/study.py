@@ -15,7 +15,9 @@ from raytune_eagle import gates
 from raytune_eagle.confirm import Confirmation
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.identity import STARTED, check_same, written
-from raytune_eagle.model import Best, Completed, Config, Event, Failed, Job, Kind, TrialRecord, Workload
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.trial import Best, Completed, Event, Failed, Job, Kind, TrialRecord
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.outcomes import Leader, brief, hopeless, in_words, same_text, speedup, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
 from raytune_eagle.reference import Reference

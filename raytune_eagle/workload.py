@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Prompt
+from raytune_eagle.model.workload import Prompt
 
 _BUILTIN = "builtin:"
 _LONGEST = 4_000_000  # characters of one prompt: beyond every model's context

@@ -17,7 +17,7 @@ from raytune_eagle.engines.machine import check_folder, check_interpreter, insta
 from raytune_eagle.errors import NodeError
 from raytune_eagle.findings import problems
 from raytune_eagle.fit import flag_places, longest_prompt
-from raytune_eagle.model import Prompt, Workload
+from raytune_eagle.model.workload import Prompt, Workload
 
 ROOT = Path(__file__).parent.parent
 ASSET = ROOT / "tests" / "assets" / "sglang_0520_flags.json"

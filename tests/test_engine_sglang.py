@@ -22,7 +22,9 @@ from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.memory import oom_kills
 from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import BenchError, LaunchError, NodeError, SpecError
-from raytune_eagle.model import Config, Job, Speculative, Workload
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.trial import Job
+from raytune_eagle.model.workload import Workload
 
 FAKE = Path(__file__).parent / "fakes" / "launch_server.py"
 LOGS = Path(__file__).parent / "assets" / "logs"

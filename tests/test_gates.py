@@ -17,7 +17,10 @@ from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import GateError
 from raytune_eagle.gates.foreseen import foreseen
-from raytune_eagle.model import Completed, Config, Failed, Gate, Job, Prompt, ServerFacts, Speculative, Workload
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.measurement import Gate
+from raytune_eagle.model.trial import Completed, Failed, Job, ServerFacts
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.nodes.turns import FreeForAll
 from raytune_eagle.trial import run_trial
 

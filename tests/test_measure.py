@@ -18,7 +18,9 @@ from aiohttp import web
 from raytune_eagle.client import data_lines
 from raytune_eagle.errors import BenchError, SpecError
 from raytune_eagle.measure import MeasureResult, measure
-from raytune_eagle.model import Prompt, Request, ServerFacts, Vitals, Workload
+from raytune_eagle.model.measurement import Request, Vitals
+from raytune_eagle.model.trial import ServerFacts
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.passes import FILLER, WARM_UP
 from raytune_eagle.wire import token_count
 

@@ -21,7 +21,7 @@ from made_results import CATEGORIES, WINNER, Made, write
 from raytune_eagle import results as api
 from raytune_eagle.cli import main
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Completed
+from raytune_eagle.model.trial import Completed
 from raytune_eagle.report.adaptive import adaptive
 from raytune_eagle.report.to_optuna import to_optuna
 from raytune_eagle.report.verdict import sides

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raytune_eagle import rules, specfile
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Config, Speculative
+from raytune_eagle.model.config import Config, Speculative
 from raytune_eagle.space import Space
 
 FLAGS = {

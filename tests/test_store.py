@@ -19,7 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from raytune_eagle.errors import SpecError, StoreError
-from raytune_eagle.model import Completed, Config, Event, Failed, Measurement, Request, Speculative, TrialRecord
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.measurement import Measurement, Request
+from raytune_eagle.model.trial import Completed, Event, Failed, TrialRecord
 from raytune_eagle.schema import RESERVED_COLUMNS, SCHEMA_VERSION, VERSION_KEY, parameter_kind
 from raytune_eagle.store import ParquetStore
 

@@ -8,7 +8,8 @@ import pytest
 from made import SPEC, WORKLOAD, ListStore, completed, failed, make_space, surface
 
 from raytune_eagle.errors import NodeError, SpecError
-from raytune_eagle.model import Completed, Failed, NodeFacts, Prompt
+from raytune_eagle.model.trial import Completed, Failed, NodeFacts
+from raytune_eagle.model.workload import Prompt
 from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
 from raytune_eagle.study import Study
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from raytune_eagle import specfile, warm_start
 from raytune_eagle.cli import main
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Workload
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.cost_model import Shape
 from raytune_eagle.nodes.presets import KIMI_K25
 from raytune_eagle.simulation import fleet

@@ -10,20 +10,9 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from raytune_eagle.errors import StoreError
-from raytune_eagle.model import (
-    Completed,
-    Config,
-    Event,
-    Failed,
-    Gate,
-    Measurement,
-    NodeFacts,
-    Phases,
-    Request,
-    ServerFacts,
-    Speculative,
-    TrialRecord,
-)
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.measurement import Gate, Measurement, Request
+from raytune_eagle.model.trial import Completed, Event, Failed, NodeFacts, Phases, ServerFacts, TrialRecord
 from raytune_eagle.ports import Store
 from raytune_eagle.store import ParquetStore
 
