@@ -104,6 +104,13 @@ class Search:
             f"given up: {point}, which is faster than the best with a chance of {choice.better:.0%}"
         )
 
+    def reachable(self) -> int:
+        """Distinct points that can be launched: the space, and starts outside it."""
+        space = self._space
+        starts = [(s.config, space.key(s.config)) for s in space.starts]
+        outside = {key for config, key in starts if space.told(config) is None or space.judge(config).canonical is None}
+        return space.size + len(outside)
+
     def learn_from(self, launches: Iterable[Launch]) -> None:
         """Take what earlier studies know; only with the two-factor sampler."""
         self._two_factor.learn_from(launches)
