@@ -17,21 +17,28 @@ from raytune_eagle.cli_plan import doctor, plan
 from raytune_eagle.cli_probe import probe
 from raytune_eagle.cli_results import COMMANDS, FAILED, say
 from raytune_eagle.cli_run import run
+from raytune_eagle.cli_usage import BAD_INPUT, refuse
 from raytune_eagle.errors import RaytuneEagleError, SpecError
 from raytune_eagle.interrupts import INTERRUPTED, end_on_signals
 
-_BAD_INPUT = 2
-
 
 class _Group(click.Group):
-    """Turns our own errors into one line each and the right exit code."""
+    """Turns our own errors, and those of usage, into one line each and the right exit code."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **extra)
+        except click.UsageError as exc:
+            raise refuse(exc) from exc
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as exc:
+            raise refuse(exc, ctx) from exc
         except SpecError as exc:
             say(exc.problems)
-            ctx.exit(_BAD_INPUT)
+            ctx.exit(BAD_INPUT)
         except RaytuneEagleError as exc:
             say([str(exc)])
             ctx.exit(FAILED)

@@ -102,6 +102,23 @@ def test_bad_files_are_refused_in_one_line_with_their_place(tmp_path, name, cont
     assert problem(source).startswith(source + said)
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("heldout", "held_out"), ("held-out", "held_out"), ("Held_Out", "held_out"), ("categorie", "category")],
+)
+def test_a_misspelt_key_is_one_line(tmp_path, key, meant):
+    """However many lines have it: with nothing held out the end would be confirmed on the prompts of the search."""
+    lines = [json.dumps({"text": f"write a poem of {n} lines", key: "x", "answer": n}) for n in range(30)]
+    path = write(tmp_path / "p.jsonl", "\n".join(lines))
+    assert problem(path) == f'{path}:1: "{key}": nobody reads that; did you mean "{meant}"? (and 29 more like it)'
+
+
+def test_other_keys_are_the_users_own(tmp_path):
+    """Data sets carry answers, sources and more, which nobody has to take out."""
+    entry = {"text": "sum a list", "held": 1, "hold": 2, "source": "mt-bench", "answer": "x", "cat": "b", "idx": 3}
+    assert [prompt.category for prompt in load_prompts(write(tmp_path / "p.jsonl", json.dumps(entry)))] == ["all"]
+
+
 def test_double_ids_name_both_lines(tmp_path):
     """The same id twice is refused, since results are paired by it; the message names both places."""
     source = write(tmp_path / "p.jsonl", '{"text": "a", "id": 1}\n{"text": "b"}\n{"text": "c", "id": "1"}\n')
@@ -131,6 +148,7 @@ def test_folders_and_nul_names_are_no_crash(tmp_path):
     """A folder, or a name that no file can have, is a mistake of the user and not a bug."""
     assert "cannot be read" in problem(str(tmp_path))
     assert "cannot be read" in problem("a\0b")
+    assert problem("~nobody7/p.jsonl") == "~nobody7/p.jsonl: no such user; write the whole path"
 
 
 def test_asking_for_a_part_that_is_empty_says_how_to_fill_it(tmp_path):
