@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -210,6 +213,43 @@ def test_one_process_cannot_lock_twice(tmp_path):
         pytest.fail("locked twice")
     with store.lock("x"):
         pass
+
+
+def test_a_lock_under_which_nothing_was_kept_leaves_no_folder(tmp_path):
+    """Neither the study's nor one made for it; what was there before stays, and so does a study with records."""
+    store = ParquetStore(str(tmp_path / "new" / "results"))
+    with store.lock("x"):
+        assert (tmp_path / "new/results/study=x/.lock").is_file()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "new").mkdir()
+    with pytest.raises(SpecError, match="refused"), store.lock("x"):
+        raise SpecError("refused")
+    assert list((tmp_path / "new").iterdir()) == []
+    with store.lock("x"):
+        store.append(record(params={}))
+    with store.lock("x"):
+        pass
+    assert [one.number for one in store.read("x")] == [0]
+
+
+def test_a_lock_that_is_taken_away_holds_nobody_else_out_of_step(tmp_path):
+    """Many at once, each of whom takes the folder away again: never two inside, and everybody gets in."""
+    inside, most, entered = [], [], []
+
+    def enter(name: int) -> None:
+        for _ in range(25):
+            while True:
+                with contextlib.suppress(SpecError, StoreError), ParquetStore(str(tmp_path)).lock("x"):
+                    inside.append(name)
+                    most.append(len(inside))
+                    time.sleep(0.0005)
+                    inside.remove(name)
+                    entered.append(name)
+                    break
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(enter, range(4)))
+    assert (max(most), len(entered)) == (1, 100)
 
 
 def test_opening_for_writing_clears_what_a_killed_writer_left(results):

@@ -145,3 +145,9 @@ def test_command(folder, tmp_path):
     refused = CliRunner().invoke(main, words)
     assert refused.exit_code == 2
     assert "only search.sampler two-factor learns from earlier studies" in refused.stderr
+    foreign = {"name": "other", "engine": {"model": "/n", "draft": "/e", "args": {"tp-size": 8}}}
+    path.write_text(yaml.safe_dump(SPEC | foreign))
+    refused = CliRunner().invoke(main, words)
+    assert refused.exit_code == 2
+    assert "nothing of it holds here" in refused.stderr
+    assert [each.name for each in (tmp_path / "r").iterdir()] == ["study=before"], "what is refused leaves nothing"
