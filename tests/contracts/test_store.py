@@ -122,7 +122,7 @@ def reopen(request, tmp_path) -> Callable[[], Store]:
     return lambda: ParquetStore("", subtree)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=RECORD)
 def test_a_record_comes_back_equal(tmp_path_factory, wanted):
     """Whatever a record holds (any text, None, empty, 64-bit and mixed-type parameters) is read back exactly."""
