@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from raytune_eagle.early_end import Judge
-from raytune_eagle.model import Best, Request
+from raytune_eagle.model.measurement import Request
+from raytune_eagle.model.trial import Best
 
 PROMPTS, PASSES, TOKENS = 32, 4, 256
 

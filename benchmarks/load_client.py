@@ -43,7 +43,9 @@ from aiohttp import web
 from raytune_eagle.engines.guarded import Guarded
 from raytune_eagle.engines.launch import free_ports
 from raytune_eagle.measure import measure
-from raytune_eagle.model import Prompt, ServerFacts, Vitals, Workload
+from raytune_eagle.model.measurement import Vitals
+from raytune_eagle.model.trial import ServerFacts
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.workload import load_prompts
 
 ROOT = Path(__file__).resolve().parent.parent

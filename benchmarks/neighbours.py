@@ -23,7 +23,8 @@ from pathlib import Path
 from raytune_eagle import specfile
 from raytune_eagle.cluster import make_engine
 from raytune_eagle.engines.launch import Settings
-from raytune_eagle.model import Completed, Job, Workload
+from raytune_eagle.model.trial import Completed, Job
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.local import LocalNode
 from raytune_eagle.nodes.turns import turns_on
 from raytune_eagle.space import Space

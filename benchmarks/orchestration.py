@@ -39,7 +39,9 @@ from made import completed, surface  # noqa: E402
 
 from raytune_eagle import specfile  # noqa: E402
 from raytune_eagle.cluster import local_ray_of  # noqa: E402
-from raytune_eagle.model import Job, NodeFacts, Prompt, ServerFacts, TrialRecord, Vitals, Workload  # noqa: E402
+from raytune_eagle.model.measurement import Vitals  # noqa: E402
+from raytune_eagle.model.trial import Job, NodeFacts, ServerFacts, TrialRecord  # noqa: E402
+from raytune_eagle.model.workload import Prompt, Workload  # noqa: E402
 from raytune_eagle.nodes import local_ray  # noqa: E402
 from raytune_eagle.nodes.owner import Setup  # noqa: E402
 from raytune_eagle.nodes.simulated import Answer, SimulatedFleet  # noqa: E402

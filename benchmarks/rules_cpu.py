@@ -27,7 +27,9 @@ from raytune_eagle import rules
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import RunningServer, SglangEngine
 from raytune_eagle.errors import LaunchError, RaytuneEagleError
-from raytune_eagle.model import Config, Job, Speculative, Workload
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.trial import Job
+from raytune_eagle.model.workload import Workload
 
 KEPT = Path(__file__).parent.parent / "tests/assets/rules/cpu_launches.jsonl"
 ACCEPTED, REFUSED, MOST_PER_RULE = 40, 10, 3

@@ -20,7 +20,9 @@ from pathlib import Path
 from raytune_eagle import specfile
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
-from raytune_eagle.model import Completed, Job, Request, Workload
+from raytune_eagle.model.measurement import Request
+from raytune_eagle.model.trial import Completed, Job
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.turns import FreeForAll
 from raytune_eagle.space import Space
 from raytune_eagle.statistics import compare, launch_noise

@@ -37,7 +37,7 @@ import optuna
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from raytune_eagle.model import Completed, TrialRecord
+from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.ranking import measurement
 from raytune_eagle.reference import Reference
 from raytune_eagle.report.verdict import between_launches

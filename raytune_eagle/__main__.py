@@ -3,12 +3,12 @@
 import os
 import signal
 
-_INTERRUPTED = 130
+from raytune_eagle.interrupts import INTERRUPTED
 
 
 def main() -> None:
     """Run the command of `sys.argv`."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))  # nothing has begun until the command sets its own
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # nothing has begun until the command sets its own
     from raytune_eagle import cli  # noqa: PLC0415 - takes a second, in which Ctrl-C may come
     from raytune_eagle.output import whole_output  # noqa: PLC0415
 

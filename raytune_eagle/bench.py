@@ -17,7 +17,11 @@ from raytune_eagle.engines.proof import facts
 from raytune_eagle.errors import SpecError
 from raytune_eagle.figures import CategorySummary, by_category
 from raytune_eagle.measure import MeasureResult, measure
-from raytune_eagle.model import Config, Gate, Measurement, ServerFacts, Speculative, Value, Vitals, Workload
+from raytune_eagle.model import Value
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.measurement import Gate, Measurement, Vitals
+from raytune_eagle.model.trial import ServerFacts
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.ports import Progress
 
 _ASK_S = 10.0

@@ -9,6 +9,7 @@ import click
 
 from raytune_eagle.nodes.address import HOST_PORT, SIMULATED, host_and_port
 
+CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
 Check = Callable[[click.Context, click.Parameter, str | None], str | None]
 
 

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from raytune_eagle.engines.launch import resolved
 from raytune_eagle.errors import SpecError, StoreError
-from raytune_eagle.model import Completed, Config, TrialRecord
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.export import FORMS as EXPORTS
 from raytune_eagle.report.export import export

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
-import aiohttp
 import numpy as np
 
 from raytune_eagle.figures import token_gaps, weighted_percentile
-from raytune_eagle.model import Prompt, Request, Workload
+from raytune_eagle.http_stream import Connections, RefusedError
+from raytune_eagle.model.measurement import Request
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.wire import SHOWN, Chat, Generate, StreamError, Wire
 
 _DONE = b"[DONE]"
@@ -84,6 +85,7 @@ class Stream:
     _repeats: bool | None = None  # not known before the second chunk
     _final: dict[str, Any] = field(default_factory=dict)
     _marks: dict[str, Any] = field(default_factory=dict)
+    _known_itl: tuple[float | None, float | None] | None = None  # of a stream that has ended
 
     @property
     def latency_s(self) -> float:
@@ -100,8 +102,9 @@ class Stream:
         if payload == _DONE:
             self.done = True
             return
-        count = self.wire.count(payload, self.tokens)
-        if count > self.tokens:
+        before = self.counts[-1] if self.counts else 0
+        count = self.wire.count(payload, before)
+        if count > before:
             self.times.append(now)
             self.counts.append(count)
         self._keep(payload)
@@ -168,6 +171,13 @@ class Stream:
         return accepted or 0, proposed or 0
 
     def _itl_ms(self) -> tuple[float | None, float | None]:
+        if self.ended is None:
+            return self._percentiles_ms()
+        if self._known_itl is None:
+            self._known_itl = self._percentiles_ms()
+        return self._known_itl
+
+    def _percentiles_ms(self) -> tuple[float | None, float | None]:
         gaps, weights = token_gaps(self.times, self.counts)
         if not len(gaps):
             return None, None
@@ -179,14 +189,13 @@ class Client:
     """Sends prompts of a workload to one server; one per event loop.
 
     Args:
-        session: without a total timeout of its own; its headers go with each request.
-        url: of the server, without a slash at the end.
+        connections: to the server.
         model: name that OpenAI's format asks for; SGLang reads no more out of it.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, workload: Workload, model: str = "default") -> None:
+    def __init__(self, connections: Connections, workload: Workload, model: str = "default") -> None:
         self._wire: Wire = Chat(workload, model) if workload.chat else Generate(workload)
-        self._session, self._url = session, f"{url}{self._wire.path}"
+        self._connections = connections
         self._timeout = workload.request_timeout_s
 
     def stream(self, prompt: Prompt, concurrency: int, repeat: int) -> Stream:
@@ -203,7 +212,7 @@ class Client:
             raise
         except TimeoutError:
             stream.error = f"timed out after {self._timeout:g} s with {stream.tokens} tokens"
-        except (StreamError, aiohttp.ClientError, OSError) as error:
+        except (StreamError, RefusedError, OSError) as error:
             stream.error = str(error) or type(error).__name__
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             stream.error = f"the answer is not in the shape of {self._wire.path}: {error!r}"
@@ -211,15 +220,13 @@ class Client:
             stream.ended = perf_counter()
 
     async def _receive(self, stream: Stream) -> None:
-        body = self._wire.body(stream.prompt)
-        timeout = aiohttp.ClientTimeout(total=self._timeout)
+        body = json.dumps(self._wire.body(stream.prompt)).encode()
+        buffer = bytearray()
+
+        def take(piece: bytes, now: float) -> None:
+            for payload in data_lines(buffer, piece):
+                stream.receive(payload, now)
+
         stream.sent = perf_counter()
-        async with self._session.post(self._url, json=body, timeout=timeout) as response:
-            if response.status != HTTPStatus.OK:
-                text = (await response.content.read(4 * SHOWN)).decode(errors="replace")
-                raise StreamError(f"HTTP {response.status}: {' '.join(text.split())[:SHOWN]}")
-            buffer = bytearray()
-            while data := await response.content.readany():
-                now = perf_counter()
-                for payload in data_lines(buffer, data):
-                    stream.receive(payload, now)
+        async with asyncio.timeout(self._timeout):
+            await self._connections.post(self._wire.path, body, take)

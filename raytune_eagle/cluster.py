@@ -19,7 +19,7 @@ from raytune_eagle.engines.guarded import Guarded
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import NodeError, SpecError
-from raytune_eagle.model import Event
+from raytune_eagle.model.trial import Event
 from raytune_eagle.nodes import local_ray
 from raytune_eagle.nodes.address import SIMULATED
 from raytune_eagle.nodes.owner import Setup

@@ -9,17 +9,22 @@ its end is confirmed anew.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from raytune_eagle.model import Completed, Config, TrialRecord
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, searched
 from raytune_eagle.spec import Confirm
 
 KeyOf = Callable[[Config], str]
+
+_RECENT = 50
+"""Launches that tell how long the next ones will take."""
 
 
 class Again(NamedTuple):
@@ -166,6 +171,15 @@ def late_lineup(records: Sequence[TrialRecord], first: Lineup, key_of: KeyOf) ->
     ahead = [row.config for level in _levels(rounds) for row in confirmed(rounds, level)[:1] if row.config.speculative]
     pairs = [(plain_under(config), config) for config in ahead if key_of(plain_under(config)) not in known]
     return Lineup(_distinct([config for pair in pairs for config in pair], key_of), first) if pairs else None
+
+
+def seconds_of(confirm: Confirm, records: Sequence[TrialRecord], nodes: int) -> float:
+    """How long confirming takes on so many nodes, were its launches as long as the latest of `records`."""
+    if not confirm.top:
+        return 0.0
+    seconds = statistics.median([r.ended_at - r.started_at for r in records[-_RECENT:]] or [0.0])
+    rounds = confirm.rounds / max(1, min(confirm.rounds, nodes))
+    return seconds * rounds * (confirm.top + 2)
 
 
 def plain_under(config: Config) -> Config:

@@ -17,7 +17,7 @@ from raytune_eagle.engines.machine import check_folder, check_gpus, check_machin
 from raytune_eagle.errors import SpecError
 from raytune_eagle.findings import Finding, problem, problems, warning
 from raytune_eagle.gates.foreseen import foreseen
-from raytune_eagle.model import Workload
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.survey import Look, ask_nodes, look

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from raytune_eagle.figures import counted
-from raytune_eagle.model import Best, Request
+from raytune_eagle.model.measurement import Request
+from raytune_eagle.model.trial import Best
 from raytune_eagle.statistics import LAUNCH_NOISE
 
 _LEAST = 12

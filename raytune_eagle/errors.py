@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the values stand a floor higher; only their names are needed here
-    from raytune_eagle.model import Completed, Failed, Gate, Request
+    from raytune_eagle.model.measurement import Gate, Request
+    from raytune_eagle.model.trial import Completed, Failed
 
 
 class RaytuneEagleError(Exception):
@@ -70,8 +71,8 @@ class TrialError(RaytuneEagleError):
         detail: one line for people: what happened and, where known, what to do.
         log_tail: the last lines of the server's log.
         server_log: the whole log, secrets redacted, gzip-compressed; empty when there is none.
-        requests: what was measured before it failed (`raytune_eagle.model.Request` values).
-        gates: what had been looked at by then (`raytune_eagle.model.Gate` values).
+        requests: what was measured before it failed (`raytune_eagle.model.measurement.Request` values).
+        gates: what had been looked at by then (`raytune_eagle.model.measurement.Gate` values).
     """
 
     phase = "bench"

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from raytune_eagle.model import Request, Value
+from raytune_eagle.model import Value
+from raytune_eagle.model.measurement import Request
 
 Array = NDArray[np.float64]
 

@@ -14,9 +14,8 @@ from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.flags import Flags, mistakes
 from raytune_eagle.errors import SpecError
 from raytune_eagle.findings import Finding, ok, problem
-from raytune_eagle.model import Workload
-from raytune_eagle.rules import SPECULATIVE_NAMES
-from raytune_eagle.spec import Spec, values
+from raytune_eagle.model.workload import Workload
+from raytune_eagle.spec import Spec, flags_written
 
 _BYTES_PER_TOKEN = 3.5
 """Of UTF-8, where there is no tokenizer: English takes 4 to 5, code and Chinese 3."""
@@ -80,18 +79,6 @@ def _tokenizer(tokenizers: Any, text: str) -> Any:
 
 def flag_findings(spec: Spec, flags: Flags) -> list[Finding]:
     """Each flag of the spec that this SGLang would not take; one line that all are known where there is none."""
-    lines = [line.partition(": ") for line in mistakes(flags, flag_places(spec))]
+    lines = [line.partition(": ") for line in mistakes(flags, flags_written(spec))]
     known = ok("engine.args", f"all flags are known to SGLang {flags.version} ({len(flags.flags)})")
     return [problem(place, text) for place, _, text in lines] or [known]
-
-
-def flag_places(spec: Spec) -> dict[str, tuple[str, Any]]:
-    """Every server flag that the study would write, and its value, by where it stands in the spec."""
-    places = {f"engine.args.{name}": (name, value) for name, value in spec.engine.args.items()}
-    for name, choices in spec.space.args.items():
-        places |= {f"space.args.{name}[{i}]": (name, value) for i, value in enumerate(values(choices))}
-    for index, entry in enumerate(spec.start_from):
-        own = {"draft", *SPECULATIVE_NAMES}
-        flags = {name: value for name, value in entry.items() if name not in own and not name.isupper()}
-        places |= {f"start_from[{index}].{name}": (name, value) for name, value in flags.items()}
-    return places

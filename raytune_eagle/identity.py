@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterable
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Event, Workload
+from raytune_eagle.model.trial import Event
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.spec import Spec, differences
 
 STARTED = "study_started"

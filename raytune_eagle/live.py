@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raytune_eagle.errors import StoreError
-from raytune_eagle.model import Event
+from raytune_eagle.model.trial import Event
 
 _EVENTS, _WISHES = ".live.jsonl", ".wishes"
 STOP = "stop"

@@ -15,20 +15,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from time import perf_counter
 from typing import NamedTuple, NoReturn
 
-import aiohttp
-
 from raytune_eagle.client import Client
 from raytune_eagle.errors import BenchError, SpecError, TrialError
-from raytune_eagle.model import Measurement, Request, Sample, Value, Vitals, Workload
+from raytune_eagle.http_stream import Connections
+from raytune_eagle.model import Value
+from raytune_eagle.model.measurement import Measurement, Request, Sample, Vitals
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.passes import Early, Judge, Level
 from raytune_eagle.ports import Progress, Server
 
 _CHECK_S = 0.5  # how often the server is asked whether it lives
 _DYING_S = 1.0  # how long a server may take to be seen dead after it broke its connections
-_READ_BUFFER = 2**20  # bytes; a long answer's chunks must not stop and start the connection
 
 
 class MeasureResult(Value):
@@ -130,13 +131,9 @@ class _Bench:
 
     async def _drive(self, level: Level) -> None:
         """Run the streams, with an eye on the server; when one of them raises, all end."""
-        # A session for each concurrency: a connection left idle for seconds may be closed just as it is used again.
-        connector = aiohttp.TCPConnector(limit=level.concurrency)
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, headers=self._server.headers, read_bufsize=_READ_BUFFER
-        ) as session:
-            client = Client(session, self._server.url, self._workload, self._plan.model)
+        # New connections for each concurrency: one that idles for seconds may be closed just as it is used again.
+        with closing(Connections(self._server.url, self._server.headers)) as connections:
+            client = Client(connections, self._workload, self._plan.model)
             streams = [asyncio.ensure_future(level.work(client)) for _ in range(level.concurrency)]
             watch = asyncio.ensure_future(self._watch(level))
             tasks = [*streams, watch]

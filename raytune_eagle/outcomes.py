@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from raytune_eagle.model import Best, Completed, Failed, Measurement, ServerFacts, TrialRecord
+from raytune_eagle.model.measurement import Measurement
+from raytune_eagle.model.trial import Best, Completed, Failed, ServerFacts, TrialRecord
 from raytune_eagle.reference import Reference
 from raytune_eagle.spec import Objective, Spec
 from raytune_eagle.statistics import tabulate

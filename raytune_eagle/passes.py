@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from raytune_eagle.client import Client, Stream
 from raytune_eagle.errors import BenchError
 from raytune_eagle.figures import accept_len, best_second, token_gaps, weighted_percentile
-from raytune_eagle.model import HOPELESS, Measurement, Prompt, Request, Sample, Vitals, Workload
+from raytune_eagle.model.measurement import Measurement, Request, Sample, Vitals
+from raytune_eagle.model.trial import HOPELESS
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.ports import Progress
 from raytune_eagle.statistics import Interval, throughput
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from raytune_eagle.errors import StoreError, StoreOutageError
-from raytune_eagle.model import Event, TrialRecord
+from raytune_eagle.model.trial import Event, TrialRecord
 from raytune_eagle.ports import Store
 
 PATIENCE_S = 600.0

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from raytune_eagle.model import Completed, Event, Failed, Job, NodeFacts, ServerFacts, TrialRecord, Vitals
+from raytune_eagle.model.measurement import Vitals
+from raytune_eagle.model.trial import Completed, Event, Failed, Job, NodeFacts, ServerFacts, TrialRecord
 
 Pending = Future[Completed | Failed]
 """A trial under way. It raises `NodeError` (not judged) or `SpecError` (nothing in the spec can run)."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from raytune_eagle.model import Config
+from raytune_eagle.model.config import Config
 from raytune_eagle.rules.base import Launch
 from raytune_eagle.samplers.probed import Probed
 from raytune_eagle.space import Params, Space

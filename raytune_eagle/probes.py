@@ -60,6 +60,8 @@ def plan(space: Space, most: int | None = None, limit_s: float = 30.0) -> Plan:
     if launch.ranks <= 1:
         environments = []
     notes = [note for note in space.notes() if "NCCL" in note]
+    if not environments and not notes:
+        notes = ["nothing to time: one rank (tp-size x pp-size) has no all-reduce"]
     if launch.on_cpu and environments:
         notes.append("there is no GPU: gloo is timed, which reads no NCCL setting")
     return Plan(_tokens(space), tuple(environments[:most]), launch.ranks, not launch.on_cpu, limit_s, tuple(notes))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from raytune_eagle.model import Completed, Config, Failed, Kind, Measurement, TrialRecord, Value
+from raytune_eagle.model import Value
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.measurement import Measurement
+from raytune_eagle.model.trial import Completed, Failed, Kind, TrialRecord
 from raytune_eagle.reference import Reference
 from raytune_eagle.statistics import Interval
 

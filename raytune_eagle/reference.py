@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from raytune_eagle.model import Completed, Measurement, TrialRecord
+from raytune_eagle.model.measurement import Measurement
+from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.statistics import LAUNCH_NOISE, log_variance
 
 _BEYOND = 3.0

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from raytune_eagle.errors import SpecError
 from raytune_eagle.figures import accept_len, counted
-from raytune_eagle.model import Completed, Measurement, Request, TrialRecord
+from raytune_eagle.model.measurement import Measurement, Request
+from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.outcomes import violations
 from raytune_eagle.spec import Objective
 from raytune_eagle.statistics import throughput

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from raytune_eagle.errors import StoreError
-from raytune_eagle.model import FlagValue
+from raytune_eagle.model.config import FlagValue
 
 SCHEMA_VERSION = 3
 VERSION_KEY = b"raytune_eagle.schema"

@@ -16,7 +16,9 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Completed, Config, Measurement, Request, TrialRecord
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.measurement import Measurement, Request
+from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.outcomes import objective_value, violation
 from raytune_eagle.prior import Prior
 from raytune_eagle.reference import Reference
@@ -108,6 +110,13 @@ class Search:
             f"the best next launch is expected to gain {choice.gain:.2%}, less than search.stop_below ({below:.2%}); "
             f"given up: {point}, which is faster than the best with a chance of {choice.better:.0%}"
         )
+
+    def reachable(self) -> int:
+        """Distinct points that can be launched: the space, and starts outside it."""
+        space = self._space
+        starts = [(s.config, space.key(s.config)) for s in space.starts]
+        outside = {key for config, key in starts if space.told(config) is None or space.judge(config).canonical is None}
+        return self.size + len(outside)
 
     def learn_from(self, launches: Iterable[Launch]) -> None:
         """Take what earlier studies know; only with the two-factor sampler."""

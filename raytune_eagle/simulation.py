@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import NodeFacts, TrialRecord
+from raytune_eagle.model.trial import NodeFacts, TrialRecord
 from raytune_eagle.nodes.address import SIMULATED
 from raytune_eagle.nodes.answers import CostModelNodes
 from raytune_eagle.nodes.presets import preset

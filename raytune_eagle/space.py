@@ -21,7 +21,7 @@ from raytune_eagle import rules
 from raytune_eagle.dimensions import Dimension, among, dimensions_of, dropped, meant
 from raytune_eagle.errors import SpecError
 from raytune_eagle.grid import GroupSize, Params, Parts
-from raytune_eagle.model import Config, FlagValue, Speculative
+from raytune_eagle.model.config import Config, FlagValue, Speculative
 from raytune_eagle.spec import Spec
 
 __all__ = ["CPU_MODULE", "GPU_MODULE", "Dimension", "GroupSize", "Params", "Space", "Start"]

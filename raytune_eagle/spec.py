@@ -75,7 +75,7 @@ class NodeSpec(Written):
 
 
 class WorkloadSpec(Written):
-    """What is sent to each server; see `raytune_eagle.model.Workload` for the meaning of each."""
+    """What is sent to each server; see `raytune_eagle.model.workload.Workload` for the meaning of each."""
 
     prompts: Text = "builtin:mixed"
     max_new_tokens: Annotated[Int, Field(ge=1, le=1_000_000)] = 256
@@ -183,8 +183,8 @@ class Baseline(Written):
 class Confirm(Written):
     """The best `top` launched again at the end, beside plain decoding, in `rounds` rounds; `top: 0` leaves it out."""
 
-    top: Annotated[int, Field(ge=0)] = 3
-    rounds: Annotated[int, Field(ge=1)] = 2
+    top: Annotated[Int, Field(ge=0)] = 3
+    rounds: Annotated[Int, Field(ge=1)] = 2
 
 
 class Budget(Written):
@@ -235,6 +235,7 @@ def _cross_checks(spec: Spec) -> Iterator[str]:
     yield from (f"space.args.{name}: also fixed in engine.args; keep one" for name in both)
     yield from _one_flag_twice(spec)
     yield from _more_ranks_than_gpus(spec)
+    yield from _another_device(spec)
     if spec.search.stop_below is not None and spec.search.sampler != "two-factor":
         yield f"search.stop_below: sampler {spec.search.sampler} knows no expected gain: write sampler: two-factor"
 
@@ -251,19 +252,34 @@ def _one_flag_twice(spec: Spec) -> Iterator[str]:
 
 def _more_ranks_than_gpus(spec: Spec) -> Iterator[str]:
     """A node hosts whole servers: what tensor and pipeline parallel ranks need, it must have."""
-    sizes: dict[str, list[tuple[str, int]]] = {"tp-size": [], "pp-size": []}
-    given = [("engine.args", name, (value,)) for name, value in spec.engine.args.items()]
-    given += [("space.args", name, values(dimension)) for name, dimension in spec.space.args.items()]
-    for where, name, written in given:
-        numbers = sizes.get(rules.ALIASES.get(name, name))
-        if numbers is not None:
-            numbers += [(f"{where}.{name}", int(str(value))) for value in written if value is not None]
-    yield from (f"{place}: {size}: write 1 or more" for each in sizes.values() for place, size in each if size < 1)
-    most = {name: max(each, key=lambda pair: pair[1], default=("", 1)) for name, each in sizes.items()}
-    (place, tp), (_, pp) = most["tp-size"], most["pp-size"]
+    sizes = {"tp-size": [(1, "")], "pp-size": [(1, "")]}
+    for place, name, value in flags_written(spec):
+        ranks = sizes.get(rules.ALIASES.get(name, name))
+        if ranks is not None and value is not None and not place.startswith("start_from"):
+            ranks.append((int(str(value)), place.partition("[")[0]))
+    (tp, place), (pp, _) = max(sizes["tp-size"]), max(sizes["pp-size"])
     one_machine = str(spec.engine.args.get("nnodes") or 1) == "1"
     if spec.node.gpus and one_machine and tp * pp > spec.node.gpus:
         yield f"{place or 'engine.args.pp-size'}: {tp * pp} ranks need as many GPUs, node.gpus is {spec.node.gpus}"
+
+
+def flags_written(spec: Spec) -> Iterator[tuple[str, str, Any]]:
+    """Every server flag that the study would write: where it stands in the spec, its name, its value."""
+    yield from ((f"engine.args.{name}", name, value) for name, value in spec.engine.args.items())
+    for name, choices in spec.space.args.items():
+        yield from ((f"space.args.{name}[{i}]", name, value) for i, value in enumerate(values(choices)))
+    own = {"draft", *rules.SPECULATIVE_NAMES}
+    for index, entry in enumerate(spec.start_from):
+        flags = {name: value for name, value in entry.items() if name not in own and not name.isupper()}
+        yield from ((f"start_from[{index}].{name}", name, value) for name, value in flags.items())
+
+
+def _another_device(spec: Spec) -> Iterator[str]:
+    """A node of GPUs would serve on its CPU, or one without on GPUs."""
+    for place, name, value in flags_written(spec):
+        if name == "device" and value is not None and (value == "cpu") != (spec.node.gpus == 0):
+            better = "gpus: 0, or leave device out" if spec.node.gpus else "cpu, or how many GPUs a node has"
+            yield f"{place}: {value}, but node.gpus is {spec.node.gpus}: write {better}"
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

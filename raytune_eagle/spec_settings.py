@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raytune_eagle import rules
+from raytune_eagle.flag_numbers import number_mistake, whole_number_mistake
 
 # Flags that the engine or another part of the spec owns: given twice, they would disagree.
 OWNED_FLAGS = {
@@ -32,15 +33,6 @@ OWNED_FLAGS = {
 }
 SWITCHES = ("trust-remote-code", "skip-server-warmup", "skip-tokenizer-init", "sleep-on-idle")
 """Flags without a value, beside every ``enable-…`` and ``disable-…`` (parser of SGLang 0.5.20)."""
-
-WHOLE_NUMBERS = frozenset(
-    {
-        *("tp-size", "pp-size", "dp-size", "ep-size", "nnodes", "node-rank", "page-size", "chunked-prefill-size"),
-        *("max-running-requests", "cuda-graph-max-bs", "cuda-graph-max-bs-decode", "cuda-graph-max-bs-prefill"),
-        *("random-seed", "stream-interval", "num-continuous-decode-steps", "max-lora-rank", "max-loras-per-batch"),
-    }
-)
-"""Flags that are one whole number each (parser of SGLang 0.5.20); of all others the node's own SGLang is asked."""
 
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)$", re.IGNORECASE)
 _LIKE = 0.86
@@ -76,19 +68,7 @@ def _flag_value_mistake(name: str, value: Any) -> str | None:
         return f"{value!r} would be read as a flag of its own"
     if (name in SWITCHES or name.startswith(("enable-", "disable-"))) and not isinstance(value, bool):
         return f"takes no value: write true or false, not {value!r}"
-    if rules.ALIASES.get(name, name) in WHOLE_NUMBERS:
-        return whole_number_mistake(value)
-    return None
-
-
-def whole_number_mistake(value: Any) -> str | None:
-    """What is wrong with a value that must be a whole number."""
-    if isinstance(value, float) and value.is_integer():
-        return f"{value!r} is no whole number: write {int(value)}"
-    number = isinstance(value, int) and not isinstance(value, bool)
-    if number or (isinstance(value, str) and re.fullmatch(r"-?\d+", value)):
-        return None
-    return f"{value!r} is no whole number"
+    return number_mistake(rules.ALIASES.get(name, name), value)
 
 
 def env_problems(env: Mapping[str, Any]) -> Iterator[str]:
@@ -108,7 +88,10 @@ def nccl_problems(space: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
     """Of the choices for NCCL variables."""
     for name, choices in space.items():
         if not name.startswith("NCCL_"):
-            yield f"{name!r}: NCCL variables start with NCCL_ (others belong in engine.env)"
+            near = difflib.get_close_matches(name, rules.NCCL_NAMES, 1, _LIKE)
+            yield f"{name!r}: NCCL variables start with NCCL_" + (
+                f"; did you mean {near[0]}?" if near else " (others belong in engine.env)"
+            )
         elif slip := _misspelt(name):
             yield f".{name}: {slip}"
             continue
@@ -134,8 +117,8 @@ def _misspelt(name: str) -> str | None:
 
 def start_problems(entry: Mapping[str, Any]) -> Iterator[str]:
     """Of one launch of ``start_from``: capitals are environment, the triple and `draft` ours, all else is flags."""
-    whole = rules.triple_is_whole(dict(entry))
-    if whole:
+    mended = {_meant(name) or name: value for name, value in entry.items()}
+    if (whole := rules.triple_is_whole(dict(entry))) and rules.triple_is_whole(mended):
         yield whole
     for name, value in entry.items():
         if name.isupper():
@@ -155,9 +138,7 @@ def start_problems(entry: Mapping[str, Any]) -> Iterator[str]:
 def _meant(name: str) -> str | None:
     """No flag has an underscore, so such a name is a slip; and no flag is called like one of the three numbers."""
     spelt = name.replace("-", "_")
-    if spelt in _STARTS:
-        return spelt
-    return next(iter(difflib.get_close_matches(name, _STARTS, 1)), None) if "_" in name else None
+    return next(iter(difflib.get_close_matches(spelt, _STARTS, 1, 0.6 if "_" in name else _LIKE)), None)
 
 
 def _own_start_problems(name: str, value: Any) -> Iterator[str]:

@@ -20,7 +20,8 @@ from pydantic import (
 )
 
 from raytune_eagle import spec_settings
-from raytune_eagle.model import FlagValue, Value
+from raytune_eagle.model import Value
+from raytune_eagle.model.config import FlagValue
 
 
 def _no_nul(value: Any) -> Any:
@@ -38,6 +39,8 @@ def _text(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no number that a server can be given: write a finite one")
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError(f"expected true, false, a number or a text, found a {type(value).__name__}")
     return _no_nul(value)
@@ -103,8 +106,6 @@ def _distinct(values: tuple[Choice, ...]) -> tuple[Choice, ...]:
     seen = [(type(v), v) for v in values]
     if len(set(seen)) != len(seen):
         raise ValueError("the same choice twice")
-    if any(isinstance(v, float) and not math.isfinite(v) for v in values):
-        raise ValueError("a choice must be finite")
     return values
 
 

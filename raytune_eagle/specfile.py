@@ -91,8 +91,8 @@ def load(path: str | Path) -> Spec:
 def parse(tree: dict[str, Any]) -> Spec:
     """Check a spec that is already a mapping; raises `SpecError` with every mistake.
 
-    Pydantic looks at what hangs together only where all its parts are sound: so what is wrong is taken out, and the
-    rest looked at again, until nothing new is found.
+    Pydantic looks at what hangs together only where all its parts are sound: so what is wrong is taken out, a slip in
+    a name mended, and the rest looked at again, until nothing new is found.
     """
     told: list[str] = []
     seen: list[Any] = []
@@ -108,7 +108,7 @@ def parse(tree: dict[str, Any]) -> Spec:
             if not new:
                 break
             told += new
-            rest = _without(rest, [error["loc"] for error in errors])
+            rest = _mended(rest, errors)
         else:
             if not told:
                 return spec
@@ -122,11 +122,14 @@ def _about_the_same(line: str, other: str) -> bool:
     return two.startswith(one) and two[len(one) : len(one) + 1] in {"", ".", "["}
 
 
-def _without(tree: dict[str, Any], places: list[tuple[str | int, ...]]) -> dict[str, Any]:
-    """The tree without the innermost keys of these places; a list goes whole, or its numbers would move."""
+def _mended(tree: dict[str, Any], errors: list[Any]) -> dict[str, Any]:
+    """The tree without the innermost keys of these errors; a list goes whole, or its numbers would move.
+
+    What was meant by a misspelt key stands under its name, or it would be missed next.
+    """
     kept = copy.deepcopy(tree)
-    for place in places:
-        inner, path = kept, []
+    for error in errors:
+        inner, path, place = kept, [], error["loc"]
         for part in place:
             if not isinstance(inner, dict) or part not in inner:
                 break
@@ -134,7 +137,9 @@ def _without(tree: dict[str, Any], places: list[tuple[str | int, ...]]) -> dict[
             inner = inner[part]
         if path:
             mapping, key = path[-1]
-            del mapping[key]
+            value, meant = mapping.pop(key), _nearest(place)
+            if error["type"] == "extra_forbidden" and key == place[-1] and meant:
+                mapping.setdefault(meant, value)
     return kept
 
 
@@ -177,7 +182,9 @@ def _lines(error: Any, tree: Any) -> Iterator[str]:
     elif kind == "missing":
         yield f"{path}: missing"
     elif kind == "literal_error":
-        yield f"{path}: {error['input']!r} is not one of {context['expected'].replace(' or ', ', ')}"
+        near = difflib.get_close_matches(str(error["input"]), re.findall(r"'([^']*)'", context["expected"]), 1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        yield f"{path}: {error['input']!r} is not one of {context['expected'].replace(' or ', ', ')}{meant}"
     elif kind == "string_pattern_mismatch":
         yield f"{path}: {error['input']!r}: use letters, digits, '.', '_' and '-' only, 100 at most"
     elif kind in _EXPECTED:

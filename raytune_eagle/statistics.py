@@ -18,7 +18,8 @@ import numpy as np
 from pydantic import Field
 
 from raytune_eagle.figures import Array, counted
-from raytune_eagle.model import Measurement, Request, Value
+from raytune_eagle.model import Value
+from raytune_eagle.model.measurement import Measurement, Request
 
 DRAWS = 1000
 """Resamples per bootstrap: the standard error of their spread is 2 % of it, far less than the spread of the passes."""

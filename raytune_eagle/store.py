@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from raytune_eagle.errors import StoreError
-from raytune_eagle.model import Event, TrialRecord
+from raytune_eagle.model.trial import Event, TrialRecord
 from raytune_eagle.schema import check_parameters, file_parameters, file_problem, parameter_kind, table_schema
 from raytune_eagle.store_files import READ_ERRORS, Files, open_files
 from raytune_eagle.store_rows import event_of, events_table, requests_table, trial_table

@@ -5,13 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
-import json
 import os
 import shutil
-import socket
 import stat
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +17,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from raytune_eagle.errors import SpecError, StoreError, StoreOutageError
+from raytune_eagle.store_folder import locked, make_durable, sync_folder
 
 TEMPORARY_SUFFIX = ".tmp"
 _FEW_ROWS = 100
@@ -162,13 +159,13 @@ class LocalFiles(Files):
 
     def _put(self, folder: str, hidden: str, final: str, data: bytes | pa.Buffer) -> None:
         directory = Path(self.path(folder))
-        _make_durable(directory)
+        make_durable(directory)
         with Path(hidden).open("xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         Path(hidden).replace(final)
-        _sync_folder(directory)
+        sync_folder(directory)
 
     @contextlib.contextmanager
     def replacing(self, folder: str, name: str, keep: Sequence[str]) -> Iterator[str]:
@@ -183,9 +180,9 @@ class LocalFiles(Files):
             yield hidden
             for each in keep:
                 _keep(old / each, new / each)
-            _sync_folder(new)
+            sync_folder(new)
             _exchange(old, new)
-            _sync_folder(old.parent)
+            sync_folder(old.parent)
         except OSError as error:
             raise StoreError(f"{old}: cannot be replaced: {_one_line(error)}") from error
         finally:
@@ -200,25 +197,8 @@ class LocalFiles(Files):
 
     @contextlib.contextmanager
     def lock(self, folder: str, what: str) -> Iterator[None]:
-        """Hold the folder's lock; the kernel frees it when this process ends, however it ends.
-
-        Raises:
-            SpecError: another process holds it; the message names that one.
-        """
-        path = Path(self.path(folder), ".lock")
-        try:
-            _make_durable(path.parent)
-            stream = path.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be opened: {_one_line(error)}") from error
-        with stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in {errno.EAGAIN, errno.EACCES}:
-                    raise SpecError(f"{what}: {_holder(path)}; wait for it or stop it") from error
-                raise StoreError(f"{path}: cannot be locked: {_one_line(error)}") from error
-            _sign(path)
+        """Hold the folder's lock; see `raytune_eagle.store_folder.locked`."""
+        with locked(Path(self.path(folder)), what):
             yield
 
 
@@ -242,38 +222,3 @@ def _exchange(one: Path, other: Path) -> None:
     if libc.renameat2(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-
-
-def _sign(path: Path) -> None:
-    """Write who holds the lock; it holds without that too, so a full disk is no reason to fail here."""
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S %z")}
-    with contextlib.suppress(OSError):
-        path.write_text(json.dumps(owner), encoding="utf-8")
-
-
-def _holder(path: Path) -> str:
-    try:
-        owner = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {owner['pid']} on {owner['host']} writes it since {owner['started']}"
-    except (OSError, ValueError, KeyError):
-        return "another process writes it"
-
-
-def _make_durable(directory: Path) -> None:
-    """Create a folder so that it survives a power cut: its entry in each new parent is synced too."""
-    missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
-    for created in reversed(missing):
-        _sync_folder(created.parent)
-
-
-def _sync_folder(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # some network filesystems cannot sync a folder and need not: their server orders the entries
-        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
-            raise
-    finally:
-        os.close(descriptor)

@@ -9,17 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from raytune_eagle.errors import StoreError
-from raytune_eagle.model import (
-    Completed,
-    Event,
-    Failed,
-    FlagValue,
-    Gate,
-    Measurement,
-    Phases,
-    Request,
-    TrialRecord,
-)
+from raytune_eagle.model.config import FlagValue
+from raytune_eagle.model.measurement import Gate, Measurement, Request
+from raytune_eagle.model.trial import Completed, Event, Failed, Phases, TrialRecord
 from raytune_eagle.schema import table_schema
 
 Row = dict[str, Any]

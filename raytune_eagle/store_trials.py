@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from raytune_eagle.model import Request, TrialRecord
+from raytune_eagle.model.measurement import Request
+from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.schema import TABLES
 from raytune_eagle.store_files import Files
 from raytune_eagle.store_rows import Row, record_of, request_of

@@ -25,7 +25,7 @@ from raytune_eagle.engines.machine import Installed, check_interpreter
 from raytune_eagle.errors import Mistakes, NodeError, SpecError
 from raytune_eagle.findings import Finding, problem, problems
 from raytune_eagle.fit import check_models, flag_findings
-from raytune_eagle.model import Workload
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes import local_ray
 from raytune_eagle.nodes.address import SIMULATED
 from raytune_eagle.rules import Assumptions

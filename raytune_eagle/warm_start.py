@@ -14,7 +14,8 @@ from typing import Any
 
 from raytune_eagle.errors import SpecError
 from raytune_eagle.identity import digest, spec_of
-from raytune_eagle.model import TrialRecord, Workload
+from raytune_eagle.model.trial import TrialRecord
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.ports import Fleet
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers.observed import Launch, measured

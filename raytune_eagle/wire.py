@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from raytune_eagle.model import Prompt, Workload
+from raytune_eagle.model.workload import Prompt, Workload
 
 _COUNT = b'"completion_tokens":'  # cannot occur inside a JSON string: its quotes would be escaped there
 _DIGITS = re.compile(rb"\s*(\d+)")

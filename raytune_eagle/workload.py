@@ -6,26 +6,31 @@ are real texts, in categories, some of them held out of the search to confirm it
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Prompt
+from raytune_eagle.model.workload import Prompt
 
 _BUILTIN = "builtin:"
 _LONGEST = 4_000_000  # characters of one prompt: beyond every model's context
 _SHOWN = 20  # mistakes
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Thai … Hangul
 _WORDS = re.compile(rf"[{_NO_SPACES}]|[^\W\d_{_NO_SPACES}]+")
+_LIKE = 0.8
+"""As alike as categories and category."""
 _ENOUGH_WORDS = 150
 _LEAST_REPEATS = 0.0007
 
+_KEYS = ("held_out", "category")
+"""Keys without which a line is a prompt all the same."""
 _SHAPE = 'write one JSON object per line: {"text": "…", "id": "…", "category": "…"}; id and category may be left out'
 
 
@@ -55,7 +60,7 @@ def load_prompts(source: str, *, held_out: bool | None = False) -> tuple[Prompt,
 
     Raises:
         SpecError: the file is missing, is no UTF-8, is empty, has lines that are no prompts (each is named), the same
-            id twice or random tokens for prompts, or has none of the kind asked for.
+            id twice, a misspelt key or random tokens for prompts, or has none of the kind asked for.
     """
     lines = _checked_lines(source)
     chosen = tuple(line.prompt for line in lines if held_out is None or line.held_out == held_out)
@@ -119,7 +124,9 @@ def _read_file(source: str) -> bytes:
     except FileNotFoundError as exc:
         bundled = ", ".join(builtin_names())
         raise SpecError(f"{source}: no such file; write the path of a prompt file, or one of {bundled}") from exc
-    except (OSError, ValueError, RuntimeError) as exc:  # ValueError: a NUL in the name; RuntimeError: ~nobody
+    except RuntimeError as exc:  # of expanduser
+        raise SpecError(f"{source}: no such user; write the whole path") from exc
+    except (OSError, ValueError) as exc:  # the latter: a NUL in the name
         reason = getattr(exc, "strerror", None) or str(exc)
         raise SpecError(f"{source}: cannot be read ({reason}); write the path of a prompt file") from exc
 
@@ -157,7 +164,7 @@ def _json_list(source: str, text: str) -> list[_Entry]:
 
 def _lines(entries: list[_Entry]) -> list[_Line]:
     """The prompts; raises all mistakes at once."""
-    lines, problems, seen = [], [], dict[str, str]()
+    lines, problems, seen = [], list(_slips(entries)), dict[str, str]()
     for entry in entries:
         try:
             line = _line(entry)
@@ -172,6 +179,22 @@ def _lines(entries: list[_Entry]) -> list[_Line]:
         more = [f"… and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
         raise SpecError([*problems[:_SHOWN], *more])
     return lines
+
+
+def _slips(entries: list[_Entry]) -> Iterator[str]:
+    """One line for each key that is one of ours misspelt: nothing would be held out, or all be of one category.
+
+    Keys that look like none of ours are the user's own.
+    """
+    places: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        for key in entry.item if isinstance(entry.item, dict) else ():
+            near = difflib.get_close_matches(key.casefold(), _KEYS, 1, _LIKE)
+            if near and key not in _KEYS and near[0] not in entry.item:
+                places.setdefault((key, near[0]), []).append(entry.place)
+    for (key, near), found in places.items():
+        more = f" (and {len(found) - 1} more like it)" if len(found) > 1 else ""
+        yield f'{found[0]}: "{key}": nobody reads that; did you mean "{near}"?{more}'
 
 
 def _line(entry: _Entry) -> _Line:

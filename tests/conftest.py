@@ -5,10 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from raytune_eagle.nodes import local_ray
 
 sys.path.insert(0, str(Path(__file__).parent))
+settings.register_profile("ours", deadline=None)  # how long an example takes tells how busy the machine is
+settings.load_profile("ours")
 
 
 def pytest_collection_modifyitems(items):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raytune_eagle.model import Request
+from raytune_eagle.model.measurement import Request
 
 
 @dataclass(frozen=True)

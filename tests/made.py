@@ -3,7 +3,9 @@
 import yaml
 
 from raytune_eagle import specfile
-from raytune_eagle.model import Completed, Failed, Measurement, Prompt, Request, Workload
+from raytune_eagle.model.measurement import Measurement, Request
+from raytune_eagle.model.trial import Completed, Failed
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.space import Space
 
 SPEC = """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from raytune_eagle.model import Completed, Config, Failed, Measurement, Request, Speculative, TrialRecord
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.measurement import Measurement, Request
+from raytune_eagle.model.trial import Completed, Failed, TrialRecord
 
 MEASURED = dict.fromkeys(Measurement.model_fields, 1) | {"stable": True}
 TUNED = Speculative(draft="d", num_steps=3, eagle_topk=4, num_draft_tokens=12)

@@ -14,20 +14,9 @@ import sys
 
 import pyarrow as pa
 
-from raytune_eagle.model import (
-    Completed,
-    Config,
-    Event,
-    Failed,
-    Gate,
-    Measurement,
-    NodeFacts,
-    Phases,
-    Request,
-    ServerFacts,
-    Speculative,
-    TrialRecord,
-)
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.measurement import Gate, Measurement, Request
+from raytune_eagle.model.trial import Completed, Event, Failed, NodeFacts, Phases, ServerFacts, TrialRecord
 from raytune_eagle.schema import table_schema
 from raytune_eagle.store import ParquetStore
 from raytune_eagle.store_files import open_files

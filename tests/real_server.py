@@ -1,6 +1,6 @@
 """The real SGLang 0.5.20 on the CPU with the bundled pair, as the tests start it."""
 
-from raytune_eagle.model import Config
+from raytune_eagle.model.config import Config
 
 REAL = Config(
     model="builtin:tiny",

@@ -10,7 +10,9 @@ from made import completed, failed
 
 from raytune_eagle import cluster, specfile
 from raytune_eagle.engines.launch import Settings
-from raytune_eagle.model import Config, Job, Prompt, Speculative, Workload
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.trial import Job
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.nodes.local import LocalFleet, LocalNode
 from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
 

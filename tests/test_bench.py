@@ -23,7 +23,7 @@ from rigs import FAKE
 from raytune_eagle.bench import bench, connect
 from raytune_eagle.client import data_lines
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Prompt, Workload
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.wire import Chat, StreamError
 
 PROMPTS = tuple(Prompt(id=f"p{n}", category="code" if n % 2 else "chat", text=f"def f{n}(x):") for n in range(4))

@@ -20,7 +20,7 @@ from made_results import Made, write, write_compacted
 from playwright.sync_api import sync_playwright
 
 from raytune_eagle.live import Live
-from raytune_eagle.model import Event
+from raytune_eagle.model.trial import Event
 from raytune_eagle.store import ParquetStore
 
 pytestmark = pytest.mark.browser

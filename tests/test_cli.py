@@ -1,52 +1,21 @@
 """The command as a user types it: output, exit codes, one line for each mistake."""
 
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import click
 import duckdb
 import pandas as pd
-import psutil
 import pyarrow.dataset as ds
 import pytest
-from made import WORKLOAD, completed, failed, make_space, surface
+from command import ROOT, cli, invoked, made_study
 
-from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
-from raytune_eagle.store import ParquetStore
-from raytune_eagle.study import Study
-
-ROOT = Path(__file__).parent.parent
-FAKE = ROOT / "tests" / "fakes" / "launch_server.py"
-
-
-def cli(*words, cwd=ROOT, check=None, timeout=120):
-    """Run the installed command; returns the finished process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "raytune_eagle", *map(str, words)],
-        cwd=cwd,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    if check is not None:
-        assert done.returncode == check, done.stderr + done.stdout
-    return done
-
-
-def made_study(folder, respond=lambda node, job: Answer(completed(surface(job.config)), 60.0), **changes):
-    """A small study in virtual time, kept as Parquet."""
-    space, store = make_space(**changes), ParquetStore(str(folder))
-    store.declare(space.spec.name, {d.column: d.kind for d in space.dimensions})
-    study = Study(space, WORKLOAD, store)
-    study.run(SimulatedFleet(["a", "b"], respond))
-    return study
+from raytune_eagle.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +109,7 @@ def test_nodes_says_who_does_what(results):
         (["run", "search_spaces/kimi_k25_8gpu.yaml"], 2, "raytune-eagle: node.gpus: 1 node(s) of 8 GPUs need 8"),
         (["query", "drop table trials"], 2, "raytune-eagle: "),
         (["query"], 2, "raytune-eagle: query: give one SQL statement, or --schema"),
-        (["best", "s", "--export", "toml"], 2, "Usage: "),
-        (["bogus"], 2, "Usage: "),
+        (["best", "s", "--export", "toml"], 2, "raytune-eagle: best --export toml: write one of command, env, json"),
     ],
 )
 def test_bad_usage(tmp_path, words, code, line):
@@ -150,8 +118,51 @@ def test_bad_usage(tmp_path, words, code, line):
     done = cli(*words, cwd=tmp_path, check=code)
     assert done.stderr.startswith(line)
     assert "Traceback" not in done.stderr
-    assert line.startswith("Usage") or done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 1
     assert not list(tmp_path.glob("results/study=*/trials/*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["rnu"], "rnu: no such command; did you mean run?"),
+        (["results", "chek"], "results chek: no such command; did you mean check?"),
+        (["export", "csv"], "export csv: no such command; there are optuna"),
+        (["--versoin"], "--versoin: no such option; did you mean --version?"),
+        (["run", "s", "--trails", "3"], "run --trails: no such option; did you mean --trials?"),
+        (["results", "check", "--reslts", "r"], "results check --reslts: no such option; did you mean --results?"),
+        (["run", "s", "--trials"], "run --trials: needs a value"),
+        (["run", "s", "--detach=1"], "run --detach: takes no value"),
+        (["run", "s", "--trials", "x"], "run --trials x: write a whole number, 1 or more"),
+        (["run", "s", "--hours", "0"], "run --hours 0.0: write a number, more than 0"),
+        (["dashboard", "--port", "99999"], "dashboard --port 99999: write a whole number, 0 to 65535"),
+        (["query", "x", "--format", "tabel"],
+         "query --format tabel: write one of table, csv, json, parquet; did you mean table?"),
+        (["run"], "run SPEC.yaml: missing; write raytune-eagle run [OPTIONS] SPEC.yaml"),
+        (["compare", "a"], "compare STUDY_B: missing; write raytune-eagle compare [OPTIONS] STUDY_A STUDY_B"),
+        (["plan", "a", "b"],
+         "plan: got unexpected extra argument (b); write raytune-eagle plan [OPTIONS] SPEC.yaml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)  # fmt: skip
+def test_usage_is_one_line_with_what_to_write(words, line):
+    """Whatever is wrong with a command line, of whichever command: exit 2 and one line in our own form."""
+    done = invoked(*words)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"raytune-eagle: {line}\n")
+
+
+def test_every_command_tells_its_usage_alike():
+    """No command is left to click's four lines."""
+    for words in leaves(main):
+        done = invoked(*words, "--no-such-option")
+        said = f"raytune-eagle: {' '.join(words)} --no-such-option: no such option; "
+        assert (done.exit_code, done.stderr.count("\n"), done.stderr.startswith(said)) == (2, 1, True), done.stderr
+
+
+def leaves(group, before=()):
+    """The words of every command."""
+    for name, command in group.commands.items():
+        yield from leaves(command, (*before, name)) if isinstance(command, click.Group) else [(*before, name)]
 
 
 @pytest.mark.slow
@@ -205,119 +216,6 @@ def test_interrupted_while_it_is_imported(module):
     assert [line for line in err.splitlines() if not line.startswith("import time:")] == []
 
 
-def test_study_without_a_completed_trial_is_no_success(tmp_path):
-    """If every trial fails, the table says so and `best --export` exits 1."""
-
-    def respond(node, job):
-        return Answer(failed() if job.config.speculative else completed(90), 1.0)
-
-    made_study(tmp_path, respond)
-    assert "no trial completed (12 launched" in cli("best", "s", "--results", tmp_path, check=0).stdout
-    assert cli("best", "s", "--results", tmp_path, "--export", "json", check=1).stdout == ""
-
-
-FAKE_SPEC = """
-name: faked
-engine:
-  model: builtin:tiny
-  draft: builtin:tiny
-node: {{gpus: 0}}
-workload: {{prompts: builtin:tiny, max_new_tokens: 8, max_passes: 2, min_passes: 2}}
-space: {{speculative: {{num_steps: {{int: [1, 5]}}, eagle_topk: [1, 2], num_draft_tokens: {{int: [2, 8]}}}}}}
-search: {{sampler: random}}
-confirm: {{top: 0}}
-budget: {{trials: {trials}}}
-"""
-
-
-@pytest.fixture
-def faked(tmp_path):
-    """A folder in which the CPU layer is the fake server: another program under the module name that is launched."""
-    package = tmp_path / "fake" / "faked_engine"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(FAKE_SPEC.format(trials=6))
-    wrapper = tmp_path / "python"
-    wrapper.write_text(
-        "#!/bin/sh\n"  # engine.python: an interpreter that serves the fake where SGLang's CPU layer is asked for
-        f'if [ "$1 $2" = "-m raytune_eagle.engines.cpu" ]; then shift 2; exec {sys.executable} {FAKE} "$@"; fi\n'
-        f'exec {sys.executable} "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    spec.write_text(spec.read_text().replace("  draft:", f"  python: {wrapper}\n  draft:"))
-    return tmp_path
-
-
-def started_by(process):
-    return psutil.Process(process.pid).children(recursive=True)
-
-
-def start(folder, *words):
-    return subprocess.Popen(
-        [sys.executable, "-m", "raytune_eagle", "run", "spec.yaml", "--nodes", "2", *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def await_trials(folder, count, seconds=90):
-    deadline = time.monotonic() + seconds
-    while len(found := list(folder.glob("results/study=faked/trials/*.parquet"))) < count:
-        assert time.monotonic() < deadline, f"{len(found)} trials after {seconds} s"
-        time.sleep(0.1)
-
-
-def ours():
-    """Folders and processes of a local Ray of ours."""
-    folders = {
-        path for name in ("rte-*", "raytune-eagle-*") for path in Path("/tmp").glob(name) if "guards" not in path.name
-    }
-    processes = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("RAY_TMPDIR", "").startswith("/tmp/rte-"):
-                processes.append(process)
-        except psutil.Error:
-            continue
-    return folders, processes
-
-
-@pytest.mark.ray
-def test_killed_run_leaves_nothing_and_goes_on(faked):
-    """SIGKILL in the middle: servers and Ray gone within 15 s; the same command ends with exactly the budget."""
-    before, others = ours()
-    run = start(faked)
-    await_trials(faked, 3)
-    tree = started_by(run)
-    rays = [process for process in ours()[1] if process not in others]
-    assert len(rays) > 4
-    os.kill(run.pid, signal.SIGKILL)
-    run.communicate(timeout=10)
-    _, alive = psutil.wait_procs([*tree, *rays], timeout=15)
-    assert alive == []
-    deadline = time.monotonic() + 5
-    while ours()[0] - before and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ours()[0] - before == set()
-    again = start(faked)
-    out, err = again.communicate(timeout=180)
-    assert again.returncode == 0, err
-    frame = pd.read_parquet(faked / "results" / "study=faked" / "trials")
-    assert sorted(frame.number) == list(range(len(frame)))
-    assert (frame.kind == "trial").sum() == 6
-    assert frame[frame.kind == "trial"].key.is_unique
-    assert "Verdict at concurrency 1" in out
-    began = time.monotonic()
-    third = start(faked)
-    _, err = third.communicate(timeout=60)
-    assert (third.returncode, "nothing to launch" in err) == (0, True)
-    assert time.monotonic() - began < 20
-    assert len(pd.read_parquet(faked / "results" / "study=faked" / "trials")) == len(frame)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_waits_ends_on_a_signal(number):
     """Also where it was started in a script's background, which ignores SIGINT; only what nohup ignores stays so."""
@@ -335,57 +233,3 @@ def test_a_command_that_waits_ends_on_a_signal(number):
         run.send_signal(signal.SIGTERM)
     run.communicate(timeout=20)
     assert run.returncode == 0
-
-
-@pytest.fixture
-def no_nohup():
-    """What these tests start may be hung up, also where the tests themselves run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("no_nohup")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_end_in_order(faked, number):
-    """Ctrl-C, kill and a closed terminal: exit 130, one line, what was measured is kept, nothing is left."""
-    before, _ = ours()
-    run = start(faked)
-    await_trials(faked, 2)
-    tree = started_by(run)
-    run.send_signal(number)
-    _, err = run.communicate(timeout=30)
-    assert run.returncode == 130
-    assert err.splitlines()[-1] == "raytune-eagle: interrupted; run the same command again to go on"
-    assert "Traceback" not in err
-    _, alive = psutil.wait_procs(tree, timeout=15)
-    assert alive == []
-    assert ours()[0] - before == set()
-    assert len(list(ParquetStore(str(faked / "results")).read("faked"))) >= 2
-
-
-@pytest.mark.ray
-def test_second_run_of_one_study_is_refused(faked):
-    """Two `run` of one study at once: the second names the first and exits 2."""
-    run = start(faked)
-    await_trials(faked, 1)
-    done = cli("run", "spec.yaml", cwd=faked, check=2)
-    assert str(run.pid) in done.stderr
-    assert done.stderr.count("\n") == 1
-    run.send_signal(signal.SIGINT)
-    run.communicate(timeout=30)
-
-
-def test_changed_spec_is_refused_with_the_difference(tmp_path):
-    """Another spec under the same name: exit 2, the difference shown, nothing launched."""
-    made_study(tmp_path / "results")
-    text = (
-        "name: s\nengine: {model: /other, draft: /d}\nspace:\n"
-        "  speculative: {num_steps: {int: [1, 6]}, eagle_topk: [1, 2, 4], num_draft_tokens: {int: [2, 16]}}\n"
-        "  nccl: {NCCL_PROTO: [null, Simple, LL]}\nsearch: {sampler: random, seed: 0}\nnode: {gpus: 0}\n"
-    )
-    (tmp_path / "s.yaml").write_text(text)
-    done = cli("run", "s.yaml", cwd=tmp_path, check=2)
-    assert 'engine.model: "/m" -> "/other"' in done.stderr
-    assert "node.gpus: 8 -> 0" in done.stderr

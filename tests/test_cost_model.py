@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Completed, Config, Failed, Job, Speculative, Workload
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.trial import Completed, Failed, Job
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.answers import CostModelNodes
 from raytune_eagle.nodes.cost_model import Draft, Shape
 from raytune_eagle.nodes.presets import KIMI_K25, preset

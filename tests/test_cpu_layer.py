@@ -18,7 +18,9 @@ from raytune_eagle.engines.cpu import server as cpu_server
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Job, Speculative, Workload
+from raytune_eagle.model.config import Speculative
+from raytune_eagle.model.trial import Job
+from raytune_eagle.model.workload import Workload
 
 PROMPTS = [
     "def main(",

@@ -14,7 +14,7 @@ import pytest
 from made_results import Made, write
 
 from raytune_eagle.live import STOP, Live, aside, put_aside
-from raytune_eagle.model import Event
+from raytune_eagle.model.trial import Event
 from raytune_eagle.nodes.simulated import SimulatedFleet
 from raytune_eagle.nodes.steered import SteeredFleet
 from raytune_eagle.report.dashboard.watch import Watch

@@ -16,8 +16,9 @@ from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.machine import check_folder, check_interpreter, installed
 from raytune_eagle.errors import NodeError
 from raytune_eagle.findings import problems
-from raytune_eagle.fit import flag_places, longest_prompt
-from raytune_eagle.model import Prompt, Workload
+from raytune_eagle.fit import longest_prompt
+from raytune_eagle.model.workload import Prompt, Workload
+from raytune_eagle.spec import flags_written
 
 ROOT = Path(__file__).parent.parent
 ASSET = ROOT / "tests" / "assets" / "sglang_0520_flags.json"
@@ -81,7 +82,7 @@ def test_captured_flags_are_those_of_the_installed_version(tmp_path, flags):
 @pytest.mark.parametrize("spec", sorted((ROOT / "search_spaces").glob("*.yaml")), ids=lambda path: path.stem)
 def test_bundled_specs_use_known_flags(flags, spec):
     """No flag of a spec that we ship is unknown to SGLang 0.5.20, in engine.args, space.args or start_from."""
-    assert list(mistakes(flags, flag_places(specfile.load(spec)))) == []
+    assert list(mistakes(flags, flags_written(specfile.load(spec)))) == []
 
 
 def test_places_of_flags():
@@ -96,12 +97,12 @@ def test_places_of_flags():
             ],
         }
     )
-    assert flag_places(spec) == {
-        "engine.args.tp-size": ("tp-size", 8),
-        "space.args.dtype[0]": ("dtype", None),
-        "space.args.dtype[1]": ("dtype", "half"),
-        "start_from[0].dtype": ("dtype", "half"),
-    }
+    assert list(flags_written(spec)) == [
+        ("engine.args.tp-size", "tp-size", 8),
+        ("space.args.dtype[0]", "dtype", None),
+        ("space.args.dtype[1]", "dtype", "half"),
+        ("start_from[0].dtype", "dtype", "half"),
+    ]
 
 
 def test_flags_are_asked_once_per_version(tmp_path):
@@ -196,6 +197,8 @@ def test_folders(tmp_path):
     assert told.line == f"--results: {tmp_path}/file is a file, not a folder; name another"
     (told,) = check_folder("--results", "/proc/x")
     assert told.line.startswith("--results: /proc cannot be written (")
+    (told,) = check_folder("--results", "~nobody7/x")
+    assert told.line == "--results: ~nobody7/x: no such user; write the whole path"
 
 
 def test_tokens_are_counted_or_estimated(tmp_path):

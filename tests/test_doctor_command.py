@@ -13,7 +13,7 @@ from made_interpreter import make_interpreter
 
 from raytune_eagle import specfile
 from raytune_eagle.doctor import examine
-from raytune_eagle.model import Prompt, Workload
+from raytune_eagle.model.workload import Prompt, Workload
 
 pytestmark = pytest.mark.slow  # a process of its own for each
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_measure import Act, run, stub, work  # noqa: F401 - the stub is a fixture
+from streaming_stub import Act, running, work
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
@@ -13,7 +13,9 @@ import early_end as benchmark
 from raytune_eagle import specfile
 from raytune_eagle.early_end import Judge
 from raytune_eagle.measure import measure
-from raytune_eagle.model import Best, Request, Workload
+from raytune_eagle.model.measurement import Request
+from raytune_eagle.model.trial import Best
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.passes import FILLER
 from raytune_eagle.ranking import leaderboard, searched
 from raytune_eagle.simulation import fleet
@@ -21,6 +23,13 @@ from raytune_eagle.space import Space
 from raytune_eagle.store import ParquetStore
 from raytune_eagle.study import Study
 from raytune_eagle.workload import load_prompts
+
+
+@pytest.fixture
+def stub():
+    """A running stub."""
+    with running() as server:
+        yield server
 
 
 def best(seconds=0.001, concurrency=1, prompts=16):
@@ -72,7 +81,7 @@ def test_other_concurrencies_may_make_up_for_it():
     assert "at concurrency 4" in judge(rows(1.3, concurrency=4))
 
 
-def test_a_slow_server_is_left_early(stub):  # noqa: F811 - the fixture
+def test_a_slow_server_is_left_early(stub):
     """Against a real server: the bench stops within its first pass, what was answered is counted, the rest is not."""
     stub.act = lambda number, text: Act(pace_s=0.01)
     told = []

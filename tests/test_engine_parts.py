@@ -23,7 +23,9 @@ from raytune_eagle.engines.vitals import Pulse
 from raytune_eagle.engines.watch import LogFollower, Stall
 from raytune_eagle.errors import NodeError
 from raytune_eagle.failures import Failure
-from raytune_eagle.model import Config, Job, Speculative, Workload
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.trial import Job
+from raytune_eagle.model.workload import Workload
 
 FAKES = Path(__file__).parent / "fakes"
 SPEC = Speculative(draft="builtin:tiny", num_steps=3, eagle_topk=4, num_draft_tokens=12)

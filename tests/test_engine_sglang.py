@@ -6,27 +6,28 @@ import gzip
 import http.client
 import os
 import signal
-import socket
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from raytune_eagle.engines import launch, watch
-from raytune_eagle.engines.guarded import Guarded
+from raytune_eagle.engines import watch
 from raytune_eagle.engines.launch import Settings
-from raytune_eagle.engines.memory import oom_kills
 from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import BenchError, LaunchError, NodeError, SpecError
-from raytune_eagle.model import Config, Job, Speculative, Workload
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.trial import Job
+from raytune_eagle.model.workload import Workload
 
 FAKE = Path(__file__).parent / "fakes" / "launch_server.py"
+
 LOGS = Path(__file__).parent / "assets" / "logs"
+
 SESSION = f"{os.getpid()}-{time.time()}"
+
 SPEC = Speculative(draft="builtin:tiny", num_steps=3, eagle_topk=4, num_draft_tokens=12)
 
 
@@ -197,22 +198,6 @@ def test_server_of_another_model_is_not_ours(serve, seen):
     assert [name for name, _ in seen].count("retry") == 1
 
 
-def test_stranger_on_our_port_is_recognised():
-    """The port counts as ours only when a process of our guarded tree listens on it."""
-    with socket.create_server(("127.0.0.1", 0)) as stranger, Guarded(["sleep", "600"]) as guarded:
-        port = stranger.getsockname()[1]
-        assert watch.Processes(guarded).listen_on(port) is False
-        assert watch.Processes(guarded).listen_on(launch.free_ports("127.0.0.1", 1)[0]) is None
-
-
-def test_listener_without_a_known_owner_is_no_stranger(monkeypatch):
-    """A socket that came while psutil looked has no owner yet: our own server must not be taken for another."""
-    socket_just_opened = SimpleNamespace(status=psutil.CONN_LISTEN, laddr=SimpleNamespace(port=4242), pid=None)
-    monkeypatch.setattr(psutil, "net_connections", lambda kind: [socket_just_opened])
-    with Guarded(["sleep", "60"]) as guarded:
-        assert watch.Processes(guarded).listen_on(4242) is None
-
-
 def test_death_in_mid_stream_is_a_bench_error(serve):
     """A server that dies at work: its class from the log, within 2 s."""
     with serve(job("die=40")) as server:
@@ -271,16 +256,6 @@ def test_killed_server_is_a_failure_with_a_name(serve):
                 os.kill(pid, signal.SIGKILL)
         with pytest.raises(NodeError, match="killed_by_os: a process of the server was killed from outside"):
             until_dead(server)
-
-
-def test_kills_for_want_of_memory_are_counted(tmp_path):
-    """By the kernel's own counters, as far as there are any."""
-    counters = [tmp_path / "vmstat", tmp_path / "memory.events", tmp_path / "none"]
-    counters[0].write_text("nr_free_pages 5\noom_kill 3\n")
-    counters[1].write_text("low 0\noom 1\noom_kill 1\noom_group_kill 0\n")
-    assert oom_kills(counters) == 4
-    assert oom_kills([tmp_path / "none"]) == 0
-    assert "oom_kill" in Path("/proc/vmstat").read_text(), "the kernel that this runs on counts"
 
 
 def test_log_is_kept_under_a_telling_name_without_the_key(serve, settings):

@@ -11,7 +11,7 @@ import yaml
 from raytune_eagle import specfile
 from raytune_eagle.errors import SpecError
 from raytune_eagle.identity import spec_of
-from raytune_eagle.model import Workload
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.cost_model import Shape
 from raytune_eagle.nodes.presets import KIMI_K25
 from raytune_eagle.report.explain import Explanation, lines

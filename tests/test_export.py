@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from made_records import TUNED
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Config
+from raytune_eagle.model.config import Config
 from raytune_eagle.report.export import export
 
 NASTY = [

@@ -18,7 +18,9 @@ from raytune_eagle import gates
 from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
-from raytune_eagle.model import Completed, Failed, Job, Speculative, Workload
+from raytune_eagle.model.config import Speculative
+from raytune_eagle.model.trial import Completed, Failed, Job
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.turns import FreeForAll
 from raytune_eagle.trial import run_trial
 from raytune_eagle.workload import load_prompts

@@ -2,167 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from aiohttp import web
+from streaming_stub import Act, passes, run, running, work
 
 from raytune_eagle.client import data_lines
-from raytune_eagle.errors import BenchError, SpecError
-from raytune_eagle.measure import MeasureResult, measure
-from raytune_eagle.model import Prompt, Request, ServerFacts, Vitals, Workload
+from raytune_eagle.measure import measure
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.passes import FILLER, WARM_UP
 from raytune_eagle.wire import token_count
 
 CAPTURES = Path(__file__).parent / "assets" / "streams"
 
 
-@dataclass(frozen=True)
-class Act:
-    """What the stub does with one request: `tokens` in chunks of `step`, one each `pace_s`; or it fails as `fail`."""
-
-    tokens: int = 12
-    step: int = 3
-    pace_s: float = 0.002
-    fail: str = ""
-    delta: bool = False
-    raw: tuple[bytes, ...] = ()
-
-
-@dataclass
-class Stub:
-    """An HTTP server in a thread; `act` decides on each request by its number and its text.
-
-    Attributes:
-        bodies, headers: of the requests, in the order of their coming.
-        spans: begin and end of each request that was answered, `time.perf_counter`.
-    """
-
-    act: Callable[[int, str], Act] = lambda number, text: Act()
-    url: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
-    facts: ServerFacts = field(default_factory=ServerFacts)
-    launch_s: float = 0.0
-    ready_s: float = 0.0
-    bodies: list[dict] = field(default_factory=list)
-    seen_headers: list[dict] = field(default_factory=list)
-    spans: list[tuple[float, float]] = field(default_factory=list)
-    checks: int = 0
-    dead_at: float = float("inf")
-
-    def check(self) -> None:
-        """Dead from `dead_at` on."""
-        self.checks += 1
-        if time.perf_counter() >= self.dead_at:
-            raise BenchError("cuda_ima", "the scheduler died of an illegal memory access")
-
-    def vitals(self) -> Vitals:
-        """A machine whose other load rises by a core a second."""
-        return Vitals(other_cores=time.perf_counter() % 1000)
-
-    def log(self) -> bytes:
-        """Nothing: the bench never asks for it."""
-        raise AssertionError
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        """One request to /generate."""
-        body, began = await request.json(), time.perf_counter()
-        act = self.act(len(self.bodies), body["text"])
-        self.bodies.append(body)
-        self.seen_headers.append(dict(request.headers))
-        if act.fail == "500":
-            return web.Response(status=500, text="Internal\n  Server Error")
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        with contextlib.suppress(ConnectionResetError):  # the client may have had enough
-            for part in act.raw or stream_parts(act):
-                await response.write(part)
-                await asyncio.sleep(act.pace_s)
-        if act.fail == "stall":
-            await asyncio.sleep(1.0)
-        if act.fail == "drop":
-            request.transport.abort()
-        self.spans.append((began, time.perf_counter()))
-        return response
-
-    def serve(self, started: threading.Event, loops: list[asyncio.AbstractEventLoop], ended: asyncio.Event) -> None:
-        """Body of the thread."""
-
-        async def run() -> None:
-            loops.append(asyncio.get_running_loop())
-            app = web.Application()
-            app.router.add_post("/generate", self.answer)
-            runner = web.AppRunner(app, shutdown_timeout=0.0)
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            started.set()
-            await ended.wait()
-            await runner.cleanup()
-
-        asyncio.run(run())
-
-
-def chunk(act: Act, tokens: int, meta: dict) -> bytes:
-    """One event; the text so far, or only what is new."""
-    words = [f'w{n}"é ' for n in range(tokens)]
-    first = max(0, tokens - act.step) if act.delta else 0
-    head = {"text": "".join(words[first:]), "output_ids": list(range(first, tokens))}
-    return b"data: " + json.dumps({**head, "meta_info": {"completion_tokens": tokens, **meta}}).encode() + b"\n\n"
-
-
-def stream_parts(act: Act) -> list[bytes]:
-    """The whole stream of a request, with whatever failure was asked for."""
-    if act.fail == "error":
-        return [
-            b'data: {"error": {"message": "input is longer than the context", "code": 400}}\n\n',
-            b"data: [DONE]\n\n",
-        ]
-    if act.fail == "garbage":
-        return [b"data: <html>\n\n"]
-    counts = [] if act.fail == "zero" else list(range(act.step, act.tokens, act.step))
-    parts = [b": hello\r\n\r\n"] + [chunk(act, count, {"finish_reason": None}) for count in counts]
-    if act.fail in {"drop", "stall", "cut"}:
-        return parts[:3]
-    reason = {"type": "abort", "message": "out of memory"} if act.fail == "abort" else {"type": "length"}
-    rounds = act.tokens // act.step
-    meta = {"finish_reason": reason, "prompt_tokens": 5, "spec_verify_ct": rounds}
-    meta |= {"spec_accept_histogram": [0, 0, rounds], "spec_accepted_drafts": 2 * rounds}
-    meta |= {"spec_proposed_drafts": 5 * rounds}
-    return [*parts, chunk(act, 0 if act.fail == "zero" else act.tokens, meta), b"data: [DONE]\n\n"]
-
-
 @pytest.fixture
 def stub():
     """A running stub."""
-    server, started, loops, ended = Stub(), threading.Event(), [], asyncio.Event()
-    thread = threading.Thread(target=server.serve, args=(started, loops, ended))
-    thread.start()
-    assert started.wait(10)
-    yield server
-    loops[0].call_soon_threadsafe(ended.set)
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def work(prompts: int = 4, **values) -> Workload:
-    """A workload of short prompts in two categories."""
-    texts = tuple(Prompt(id=f"p{n}", category="ab"[n % 2], text=f"prompt {n}") for n in range(prompts))
-    return Workload(prompts=texts, **({"max_new_tokens": 12, "max_passes": 2, "request_timeout_s": 5.0} | values))
-
-
-def run(server: Stub, workload: Workload) -> MeasureResult:
-    """Measure without listening to the progress."""
-    return measure(server, workload, lambda name, detail: None)
+    with running() as server:
+        yield server
 
 
 def test_samples_of_the_machine_are_kept_by_pass(stub):
@@ -173,18 +33,6 @@ def test_samples_of_the_machine_are_kept_by_pass(stub):
     assert {sample.repeat for sample in result.samples} >= {0, 1}
     assert len(result.samples) >= 6
     assert all(sample.vitals.other_cores is not None for sample in result.samples)
-
-
-def refused(server: Stub, workload: Workload) -> BenchError:
-    """The error of a bench that fails."""
-    with pytest.raises(BenchError) as caught:
-        run(server, workload)
-    return caught.value
-
-
-def passes(rows: tuple[Request, ...]) -> list[list[str]]:
-    """Prompt ids of each counted pass, in the order of sending."""
-    return [[row.prompt_id for row in rows if row.repeat == n] for n in range(max(row.repeat for row in rows) + 1)]
 
 
 def test_figures_are_the_servers_own(stub):
@@ -321,7 +169,8 @@ def test_both_ways_of_streaming_give_the_same_text(stub):
     """The hash is of the whole text, whether chunks repeat the text so far or bring only what is new."""
     hashes = set()
     for delta, step in ((False, 3), (True, 3), (True, 12), (False, 1), (True, 1)):
-        stub.act = lambda number, text, act=Act(delta=delta, step=step): act
+        act = Act(delta=delta, step=step)
+        stub.act = lambda number, text, act=act: act
         hashes |= {row.output_hash for row in run(stub, work()).requests}
     assert len(hashes) == 1
     assert len(hashes.pop()) == 16
@@ -353,115 +202,6 @@ def test_plain_decoding_has_no_accept_figures(stub):
     (figures,) = run(stub, work()).measurements
     assert (figures.accept_len, figures.accept_rate, figures.verify_rounds) == (None, None, None)
     assert figures.output_throughput == pytest.approx(1000 / figures.cycle_ms)
-
-
-@pytest.mark.parametrize(
-    ("fail", "said"),
-    [
-        ("500", "HTTP 500: Internal Server Error"),
-        ("drop", "payload"),
-        ("cut", "the stream was cut off after 6 tokens"),
-        ("zero", "the answer has 0 tokens"),
-        ("error", "the server reported an error: input is longer than the context"),
-        ("abort", "aborted by the server: out of memory"),
-        ("garbage", "not a chunk of an answer: <html>"),
-        ("stall", "timed out after 0.5 s with 6 tokens"),
-    ],
-)
-def test_each_failure_is_a_row_that_says_what_happened(stub, fail, said):
-    """A request that fails is a row with its reason and without a hash; the others count as if it were not there."""
-    stub.act = lambda number, text: Act(fail=fail if number == 6 else "")
-    result = run(stub, work(max_failed_share=0.2, request_timeout_s=0.5))
-    (failed,) = [row for row in result.requests if row.error]
-    assert said.lower() in failed.error.lower()
-    assert failed.output_hash is None
-    assert result.measurements[0].failed_share == pytest.approx(1 / 8)
-    assert result.measurements[0].completion_tokens == 7 * 12
-
-
-def test_too_many_failures_end_the_bench_early(stub):
-    """More failures than allowed end the bench with counts, the first different errors, and all rows."""
-    stub.act = lambda number, text: Act(fail=["500", "", "error"][number % 3])
-    error = refused(stub, work(40, max_passes=8, max_failed_share=0.05))
-    assert error.failure_class == "requests_failed"
-    assert "of 7 requests failed at concurrency 1 (at most 5.0% may): HTTP 500" in error.detail
-    assert "; the server reported an error" in error.detail
-    assert len(error.requests) == len(stub.bodies) < 20
-    assert sum(row.error is not None for row in error.requests) == 5
-
-
-def test_share_is_of_the_whole_bench_not_of_its_beginning(stub):
-    """One failure among the first requests is no reason to stop when the whole bench can carry it."""
-    stub.act = lambda number, text: Act(fail="500" if number == 0 else "")
-    result = run(stub, work(40, max_failed_share=0.02))
-    assert [row.error is not None for row in result.requests].count(True) == 1
-
-
-def test_a_dead_server_ends_the_bench_within_two_seconds(stub):
-    """The classified error of `check` comes through within 2 s, with the rows so far and those under way."""
-    stub.act = lambda number, text: Act(tokens=900, pace_s=0.01, delta=True) if number >= 8 else Act()
-    stub.dead_at = time.perf_counter() + 1.0
-    error = refused(stub, work(40, concurrency=(2,), request_timeout_s=60))
-    assert time.perf_counter() - stub.dead_at < 2.0
-    assert error.failure_class == "cuda_ima"
-    assert len(error.requests) == len(stub.bodies)
-    assert sum(row.error is None for row in error.requests) == 8
-    assert [row.completion_tokens > 0 for row in error.requests if row.error] == [True, True]
-    assert "not finished when the bench ended" in error.requests[-1].error
-
-
-def test_broken_connections_of_a_dying_server_are_blamed_on_its_death(stub):
-    """Connections break before the process is seen dead: the bench waits a moment for the real reason."""
-    stub.act = lambda number, text: Act(fail="drop" if number >= 6 else "")
-    stub.dead_at = time.perf_counter() + 0.6
-    error = refused(stub, work())
-    assert error.failure_class == "cuda_ima"
-    assert error.requests
-
-
-def test_a_refusing_server_that_lives_fails_by_its_requests(stub):
-    """Nothing listens, the process lives: the bench ends with the connection error, and soon."""
-    stub.url = "http://127.0.0.1:9"
-    began = time.perf_counter()
-    error = refused(stub, work(40, concurrency=(8,)))
-    assert error.failure_class == "requests_failed"
-    assert "Cannot connect" in error.detail
-    assert time.perf_counter() - began < 3
-
-
-def test_rows_of_earlier_concurrencies_are_not_lost(stub):
-    """A bench that fails at its second concurrency still hands back the rows of the first."""
-    stub.act = lambda number, text: Act(fail="500" if number > 12 else "")
-    error = refused(stub, work(concurrency=(1, 2)))
-    assert [row.concurrency for row in error.requests].count(1) == 12
-
-
-def test_bugs_are_not_swallowed(stub):
-    """An exception of `check` that is no BenchError comes through as it is, and nothing goes on running."""
-    stub.act = lambda number, text: Act(tokens=900, pace_s=0.01, delta=True)
-
-    class BrokenError(Exception): ...
-
-    def check() -> None:
-        raise BrokenError
-
-    stub.check = check
-    with pytest.raises(BrokenError):
-        run(stub, work())
-
-
-def test_no_prompts_is_a_mistake_of_the_spec(stub):
-    """An empty workload is refused and not measured as zero."""
-    with pytest.raises(SpecError, match="no prompts"):
-        run(stub, work(prompts=0))
-
-
-def test_server_is_checked_through_the_run(stub):
-    """`check` is called at least once a second."""
-    stub.act = lambda number, text: Act(pace_s=0.025)
-    began = time.perf_counter()
-    run(stub, work())
-    assert stub.checks >= max(2, time.perf_counter() - began)
 
 
 def test_token_count_is_not_fooled_by_the_text():

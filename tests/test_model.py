@@ -1,6 +1,6 @@
 """Values: what a configuration is named by."""
 
-from raytune_eagle.model import Config
+from raytune_eagle.model.config import Config
 
 
 def test_a_changed_copy_has_a_name_of_its_own():

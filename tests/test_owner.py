@@ -12,7 +12,7 @@ from rigs import fake_servers, job
 
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
-from raytune_eagle.model import Completed
+from raytune_eagle.model.trial import Completed
 from raytune_eagle.nodes.owner import Late, Owner, Setup, Spool
 
 pytestmark = pytest.mark.slow  # each starts the fake server

@@ -7,7 +7,8 @@ import pytest
 from made import completed
 
 from raytune_eagle.errors import StoreError
-from raytune_eagle.model import Config, TrialRecord
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.patience import PatientStore
 from raytune_eagle.store import ParquetStore
 

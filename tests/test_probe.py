@@ -93,6 +93,8 @@ def test_one_rank_has_nothing_to_reduce(tmp_path):
     assert done.returncode == 0
     assert "NCCL is not on the serving path" in done.stderr
     assert not (tmp_path / "results").exists()
+    alone = plan(Space(specfile.parse({**TREE, "engine": {**TREE["engine"], "args": {}}})))
+    assert alone.notes == ("nothing to time: one rank (tp-size x pp-size) has no all-reduce",)
 
 
 @pytest.fixture(scope="module")

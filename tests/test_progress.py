@@ -10,7 +10,7 @@ from made import make_space
 from made_results import Made, write
 from rich.console import Console
 
-from raytune_eagle.model import Event
+from raytune_eagle.model.trial import Event
 from raytune_eagle.report.outlook import best_so_far, node_hours, node_states, seconds_left
 from raytune_eagle.report.progress import Board, Json, Lines, span_clock
 

@@ -19,7 +19,9 @@ import pytest
 from pyarrow import fs
 
 from raytune_eagle.errors import SpecError, StoreError
-from raytune_eagle.model import Completed, Config, Event, Measurement, Request, TrialRecord
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.measurement import Measurement, Request
+from raytune_eagle.model.trial import Completed, Event, TrialRecord
 from raytune_eagle.report.columns import results_readme
 from raytune_eagle.report.query import Query
 from raytune_eagle.report.render import render

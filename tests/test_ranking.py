@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from made_records import figures, plain, trial
 
-from raytune_eagle.model import Config
+from raytune_eagle.model.config import Config
 from raytune_eagle.ranking import confirmed, label, leaderboard, pooled, searched
 from raytune_eagle.statistics import Interval
 

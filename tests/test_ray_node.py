@@ -18,7 +18,7 @@ from made_interpreter import make_interpreter
 from rigs import FAKE, Rig, fake_servers, job
 
 from raytune_eagle.errors import NodeError
-from raytune_eagle.model import Completed
+from raytune_eagle.model.trial import Completed
 from raytune_eagle.store import ParquetStore
 
 

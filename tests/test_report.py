@@ -13,7 +13,8 @@ import pytest
 from made import failed
 from made_results import WINNER, Made, write
 
-from raytune_eagle.model import HOPELESS, Gate
+from raytune_eagle.model.measurement import Gate
+from raytune_eagle.model.trial import HOPELESS
 from raytune_eagle.ranking import leaderboard
 from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.page import page

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,15 +12,13 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import optuna
-import pandas as pd
 import pytest
-from click.testing import CliRunner
+from command import invoked
 from made_results import CATEGORIES, WINNER, Made, write
 
 from raytune_eagle import results as api
-from raytune_eagle.cli import main
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Completed
+from raytune_eagle.model.trial import Completed
 from raytune_eagle.report.adaptive import adaptive
 from raytune_eagle.report.to_optuna import to_optuna
 from raytune_eagle.report.verdict import sides
@@ -29,7 +26,9 @@ from raytune_eagle.rescore import limited, parse_mix, remixed
 from raytune_eagle.store import ParquetStore
 
 MADE = Made(trials=60, requests=32, passes=4)
+
 SPEC = Path(__file__).parent.parent / "search_spaces" / "tiny_cpu.yaml"
+
 ADAPTIVE_PARAMS = "speculative/adaptive_spec_params.py"
 
 
@@ -44,11 +43,6 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def records(folder):
     return list(ParquetStore(str(folder)).read("made"))
-
-
-def cli(*words):
-    """The command in this process."""
-    return CliRunner().invoke(main, [str(word) for word in words], prog_name="raytune-eagle")
 
 
 def test_load_gives_a_frame(folder, records):
@@ -111,11 +105,11 @@ def test_a_mix_that_is_none(text):
 
 def test_mixes_and_limits_by_command(folder):
     """The command takes both, says which categories there are, and which limits."""
-    assert "EAGLE3 5/4/16" in cli("best", "made", "--results", folder, "--mix", "code=7,chat=3").output
-    wrong = cli("best", "made", "--results", folder, "--mix", "cod=1")
+    assert "EAGLE3 5/4/16" in invoked("best", "made", "--results", folder, "--mix", "code=7,chat=3").output
+    wrong = invoked("best", "made", "--results", folder, "--mix", "cod=1")
     assert wrong.exit_code == 2
     assert "no prompts of 'cod' were measured; there are: arithmetic, chat, code, summarising" in wrong.output
-    wrong = cli("best", "made", "--results", folder, "--limit", "itl=40")
+    wrong = invoked("best", "made", "--results", folder, "--limit", "itl=40")
     assert wrong.exit_code == 2
     assert "write NAME=NUMBER in ms" in wrong.output
 
@@ -175,7 +169,7 @@ def test_adaptive_needs_chains(records):
 def test_optuna_opens_the_export(folder, records, tmp_path):
     """Optuna reads back every searched launch: parameters, values, states, what failed and why."""
     url = f"sqlite:///{tmp_path / 'x.db'}"
-    assert cli("export", "optuna", url, "--results", folder).output == "made: 60 trials\nother: 20 trials\n"
+    assert invoked("export", "optuna", url, "--results", folder).output == "made: 60 trials\nother: 20 trials\n"
     study = optuna.load_study(study_name="made", storage=url)
     searched = [r for r in records if r.kind == "trial"]
     assert len(study.trials) == len(searched)
@@ -193,18 +187,18 @@ def test_an_export_overwrites_nothing(folder, records, tmp_path):
     """A storage that has the study already, or is none, is refused in one line."""
     url = f"sqlite:///{tmp_path / 'x.db'}"
     to_optuna(records, url)
-    again = cli("export", "optuna", url, "--results", folder, "--study", "made")
+    again = invoked("export", "optuna", url, "--results", folder, "--study", "made")
     assert again.exit_code == 2
     assert "holds a study 'made' already: name another file" in again.output
     for bad in ("nothing", "sqlite:////nowhere/at/all/x.db", "foo://x"):
-        done = cli("export", "optuna", bad, "--results", folder, "--study", "made")
+        done = invoked("export", "optuna", bad, "--results", folder, "--study", "made")
         assert done.exit_code == 2, done.output
         assert len(done.output.splitlines()) == 1
 
 
 def test_two_studies_side_by_side(folder):
     """What differs is said first; then plain decoding, the fastest, and the points in both, with ratios."""
-    out = cli("compare", "made", "other", "--results", folder).output
+    out = invoked("compare", "made", "other", "--results", folder).output
     assert "differs: budget" not in out
     assert "concurrency 8" in out
     assert "EAGLE3 5/4/16" in out
@@ -213,7 +207,7 @@ def test_two_studies_side_by_side(folder):
 
 def test_a_ratio_of_two_studies_counts_what_launches_differ_by(folder):
     """Studies alike to a hair in their passes, of one launch each, are not told apart to a hair."""
-    out = cli("compare", "made", "made", "--results", folder).output
+    out = invoked("compare", "made", "made", "--results", folder).output
     low, high = map(float, re.search(r"fastest.*1\.00x \((.*?)–(.*?)\)", out).groups())
     assert low <= 0.95
     assert high >= 1.05
@@ -221,7 +215,7 @@ def test_a_ratio_of_two_studies_counts_what_launches_differ_by(folder):
 
 def test_a_launch_is_told_once(folder):
     """Where the fastest is the same at every concurrency its command comes once, and intervals say what they are of."""
-    out = cli("best", "made", "--results", folder).output
+    out = invoked("best", "made", "--results", folder).output
     assert out.count("sglang.launch_server") == 1
     assert "Launch command of the fastest: as above" in out
     assert "over the passes of a launch" in out
@@ -229,94 +223,17 @@ def test_a_launch_is_told_once(folder):
 
 def test_a_study_is_its_own_equal(folder):
     """Against itself every ratio is 1 and nothing differs."""
-    out = cli("compare", "made", "made", "--results", folder).output
+    out = invoked("compare", "made", "made", "--results", folder).output
     assert "differs" not in out
     assert out.count("1.00x (") == 4
 
 
-def test_check_finds_what_is_wrong(tmp_path):
-    """Sound studies pass with 0; a torn file, a duplicate and lost requests are named, with exit 1."""
-    write(str(tmp_path), Made(trials=8, requests=16, passes=2))
-    assert cli("results", "check", "--results", tmp_path).exit_code == 0
-    trials = sorted((tmp_path / "study=made/trials").iterdir())
-    trials[0].write_bytes(b"torn")
-    trials[1].with_name(trials[1].name[:6] + "aaaaaaaaaaaa.parquet").write_bytes(trials[1].read_bytes())
-    next(path for path in (tmp_path / "study=made/requests").iterdir() if path.name == trials[2].name).unlink()
-    done = cli("results", "check", "--results", tmp_path)
-    assert done.exit_code == 1
-    assert "torn or unreadable" in done.output
-    assert "is in another file already" in done.output
-    assert "made: 3 problems" in done.output
-
-
-def test_check_goes_on_after_a_study_that_cannot_be_read(tmp_path):
-    """A study whose folder is a file inside is a problem of its own; the next is looked at all the same."""
-    for study in ("a", "b"):
-        write(str(tmp_path), Made(study=study, trials=4, requests=8, passes=2))
-    shutil.rmtree(tmp_path / "study=a/trials")
-    (tmp_path / "study=a/trials").write_bytes(b"")
-    done = cli("results", "check", "--results", tmp_path)
-    assert done.exit_code == 1
-    assert "study=a/trials: cannot be listed: Not a directory" in done.stdout
-    assert done.stderr == "raytune-eagle: a: 1 problem\nraytune-eagle: b: no problems\n"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["best", "made"],
-        ["explain", "made"],
-        ["report", "made"],
-        ["compare", "made", "other"],
-        ["query", "select 1"],
-        ["dashboard"],
-        ["nodes"],
-        ["nodes", "--study", "made"],
-        ["results", "check"],
-        ["results", "compact"],
-        ["export", "optuna", "sqlite:///x.db"],
-        ["probe", str(SPEC)],
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
-def test_results_that_are_a_file(tmp_path, words):
-    """Bad input, exit 2, as where there is no such folder."""
-    (tmp_path / "file").write_text("theirs")
-    done = cli(*words, "--results", tmp_path / "file")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert re.fullmatch(r"raytune-eagle: .*/file\b.* a file.*; name another\n", done.stderr)
-    assert (tmp_path / "file").read_text() == "theirs"
-
-
-def test_compact_by_command(tmp_path):
-    """The command says what it did, and the second time that there is nothing to do."""
-    write(str(tmp_path), Made(trials=8, requests=16, passes=2))
-    assert "trials: 10 files" in cli("results", "compact", "--results", tmp_path).output
-    assert cli("results", "compact", "--results", tmp_path).output == "made: nothing to do\n"
-    assert len(pd.read_parquet(tmp_path / "study=made/trials").number.unique()) == 10
-
-
-def test_thousands_of_files_are_advised_to_be_compacted(tmp_path):
-    """Who asks many single files hears what would make it quick, on stderr; compacted, nothing is said."""
-    write(str(tmp_path), Made(trials=6, requests=16, passes=2))
-    folder = tmp_path / "study=made/trials"
-    for number in range(1001):  # no more than names: they are passed over as torn
-        (folder / f"{number + 100:05d}-aaaaaaaaaaaa.parquet").touch()
-    sql = "select count(*) from requests"
-    said = cli("query", sql, "--results", tmp_path, "--format", "csv")
-    assert "1,009 files: `raytune-eagle results compact made` would make reading them faster" in said.stderr
-    assert "faster" not in said.stdout
-    for path in folder.glob("*-aaaaaaaaaaaa.parquet"):
-        path.unlink()
-    assert cli("query", sql, "--results", tmp_path).stderr == ""
-
-
 def test_report_by_command(folder, tmp_path):
     """The command writes where it is told, says where, and refuses a folder that is not there."""
-    done = cli("report", "made", "--results", folder, "-o", tmp_path / "page.html")
+    done = invoked("report", "made", "--results", folder, "-o", tmp_path / "page.html")
     assert done.output == f"{tmp_path / 'page.html'}\n"
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    done = cli("report", "made", "--results", folder, "-o", tmp_path / "no/page.html")
+    done = invoked("report", "made", "--results", folder, "-o", tmp_path / "no/page.html")
     assert done.exit_code == 2
     assert done.output == f"raytune-eagle: --output {tmp_path / 'no/page.html'}: No such file or directory\n"
-    assert "there are: made, other" in cli("report", "maid", "--results", folder).output
+    assert "there are: made, other" in invoked("report", "maid", "--results", folder).output

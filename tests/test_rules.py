@@ -3,7 +3,7 @@
 import pytest
 
 from raytune_eagle import rules
-from raytune_eagle.model import Config, Speculative
+from raytune_eagle.model.config import Config, Speculative
 
 
 def config(steps=3, topk=4, tokens=12, draft="/d", **parts):

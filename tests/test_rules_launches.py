@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raytune_eagle import rules
-from raytune_eagle.model import Config, Speculative
+from raytune_eagle.model.config import Config, Speculative
 
 TABLE = Path(__file__).parent / "assets/rules/cpu_launches.jsonl"
 ROWS = [json.loads(line) for line in TABLE.read_text().splitlines()]

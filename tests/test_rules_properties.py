@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raytune_eagle import rules, specfile
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Config, Speculative
+from raytune_eagle.model.config import Config, Speculative
 from raytune_eagle.space import Space
 
 FLAGS = {
@@ -72,7 +72,7 @@ facts = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(launches, facts)
 def test_a_canonical_form_is_its_own(config, known):
     """Nothing more is found in a canonical form, it has the key of its launch, and names no flag not asked for."""
@@ -88,7 +88,7 @@ def test_a_canonical_form_is_its_own(config, known):
     assert set(judgement.canonical.env) <= set(config.env)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(launches, facts)
 def test_the_parts_are_apart(config, known):
     """Judging one part after the other is judging both, and the second changes no flag that the first reads."""
@@ -129,7 +129,7 @@ def spaces(draw):
     return specfile.parse(yaml.safe_load(yaml.safe_dump(tree)))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(spaces())
 def test_points_are_what_judging_every_combination_gives(spec):
     """`size` and `points` agree with judging each combination whole, whatever rules cross between its settings."""

@@ -7,7 +7,8 @@ from made import WORKLOAD, ListStore, completed, make_space
 
 from raytune_eagle.cli import main
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Job, Workload
+from raytune_eagle.model.trial import Job
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.replay import RecordedNodes, TableNodes
 from raytune_eagle.simulation import fleet, refuse_mixture
 from raytune_eagle.study import Study

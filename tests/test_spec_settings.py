@@ -8,6 +8,7 @@ import yaml
 
 from raytune_eagle import rules, spec_settings, specfile
 from raytune_eagle.errors import SpecError
+from raytune_eagle.flag_numbers import REAL, WHOLE, WITH_UNITS
 
 FLAGS = json.loads((Path(__file__).parent / "assets/sglang_0520_flags.json").read_text())["flags"]
 REMOVED_BY_0520 = {"cuda-graph-max-bs"}
@@ -117,9 +118,12 @@ def test_mistakes_between_parts_are_told_beside_others():
 
 
 def test_what_is_known_of_flags_is_true_of_0520():
-    """Every flag that is said to be a switch or a whole number is one in SGLang 0.5.20."""
+    """Every flag that is said to be a switch or a number is one in SGLang 0.5.20, of that kind."""
     switches = {name for name in FLAGS if name.startswith(("enable-", "disable-"))} | {*spec_settings.SWITCHES}
     assert [name for name in sorted(switches) if not FLAGS[name]["bare"]] == []
-    numbers = {*spec_settings.WHOLE_NUMBERS} - REMOVED_BY_0520
-    assert [name for name in sorted(numbers) if FLAGS[name]["kind"] != "int"] == []
+    kinds = {"int": WHOLE, "float": REAL, "human_readable_int": WITH_UNITS}
+    wrong = [
+        name for kind, names in kinds.items() for name in {*names} - REMOVED_BY_0520 if FLAGS[name]["kind"] != kind
+    ]
+    assert wrong == []
     assert {name for name in rules.ALIASES.values() if name in FLAGS} >= {"tp-size", "pp-size", "dp-size", "ep-size"}

@@ -1,6 +1,9 @@
 """Slips that read well and would cost launches: found by somebody who tried to break a spec."""
 
+import copy
+
 import pytest
+import yaml
 
 from raytune_eagle import specfile
 from raytune_eagle.errors import SpecError
@@ -53,6 +56,18 @@ def test_the_text_that_the_slips_are_made_in_is_sound(tmp_path):
         ("tp-size: 8", 'tp-size: 8, served-model-name: "a\\0b"', "engine.args.served-model-name: a NUL character"),
         ("tp-size: 8", "tp-size: 8, served-model-name: --foo", "engine.args.served-model-name: '--foo' would be read"),
         ("version: 0.5.20", "version: abc", "engine.version: 'abc' is no version of SGLang: write it like 0.5.20"),
+        ("tp-size: 8", "tp-size: 8, mem-fraction-static: .nan", "engine.args.mem-fraction-static: nan is no number th"),
+        ("tp-size: 8", "tp-size: 8, mem-fraction-static: 1.5", "engine.args.mem-fraction-static: 1.5: write more tha"),
+        ("tp-size: 8", "tp-size: 8, mem-fraction-static: 0", "engine.args.mem-fraction-static: 0: write more than 0 "),
+        ("tp-size: 8", "tp-size: 8, swa-full-tokens-ratio: 2", "engine.args.swa-full-tokens-ratio: 2: write more t"),
+        ("tp-size: 8", "tp-size: 8, grpc-port: 70000", "engine.args.grpc-port: 70000: write 1 to 65535"),
+        ("tp-size: 8", "tp-size: 8, max-running-requests: -1", "engine.args.max-running-requests: -1: write 1 or m"),
+        ("tp-size: 8", "tp-size: 8, context-length: 0", "engine.args.context-length: 0: write 1 or more"),
+        ("tp-size: 8", "tp-size: 8, watchdog-timeout: soon", "engine.args.watchdog-timeout: 'soon' is no number"),
+        ("tp-size: 8", "tp-size: 8, device: cpu", "engine.args.device: cpu, but node.gpus is 8: write gpus: 0,"),
+        ("NCCL_PROTO:", "NCL_PROTO:", "space.nccl: 'NCL_PROTO': NCCL variables start with NCCL_; did you mean NCCL"),
+        ("draft: /d", "drft: /d", "engine.drft: unknown key; did you mean 'draft'?"),
+        ("[null, LL]", "[null, LL, .inf]", "space.nccl.NCCL_PROTO[2]: inf is no number that a server can be g"),
         ("[null, LL]", "[null, LL, no]", "space.nccl.NCCL_PROTO[2]: YAML reads off, no and false as False: write a n"),
     ],
 )
@@ -81,3 +96,84 @@ def test_two_machines_may_have_more_ranks_than_a_node_has_gpus(tmp_path):
     """Where a server spans machines its ranks are not counted against one."""
     text = TEXT.replace("tp-size: 8", "tp-size: 16, nnodes: 2")
     assert specfile.load(written(tmp_path, text)).engine.args["nnodes"] == 2
+
+
+WHOLE = yaml.safe_load("""
+name: s
+engine: {model: /m, draft: [/d], python: p, version: 0.5.20, start_stall_s: 300, start_timeout_s: 1800,
+         args: {tp-size: 8, mem-fraction-static: 0.8}, env: {A: b}}
+node: {gpus: 8, cost_per_hour: 98.0, grace_s: 60}
+workload: {prompts: builtin:mixed, max_new_tokens: 64, temperature: 0, ignore_eos: false, chat: false,
+           concurrency: [1], precision: 0.02, min_passes: 2, max_passes: 8, request_timeout_s: 120,
+           max_failed_share: 0.02}
+objective: {metric: output_throughput, constraints: {itl_p95_ms: 40}}
+space:
+  speculative: {num_steps: {int: [1, 3]}, eagle_topk: [1, 2], num_draft_tokens: {int: [2, 4]}}
+  nccl: {NCCL_BUFFSIZE: [null, 16777216]}
+  args: {schedule-conservativeness: [0.5, 1.0]}
+start_from: [{num_steps: 3, eagle_topk: 1, num_draft_tokens: 4, draft: /d, mem-fraction-static: 0.5}]
+search: {sampler: two-factor, seed: 0, stop_below: 0.01, end_hopeless: true}
+baseline: {every: 10}
+confirm: {top: 3, rounds: 2}
+budget: {trials: 60, hours: 12}
+""")
+FREE = {"A", "tp-size", "mem-fraction-static", "schedule-conservativeness"}
+"""Keys that no spec knows: the node's own SGLang is asked for flags, and a variable may be called anything."""
+
+
+def places(tree, path=()):
+    """Path of every value in a spec."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def holder(tree, path):
+    """What holds the value at the end of a path."""
+    for key in path[:-1]:
+        tree = tree[key]
+    return tree
+
+
+def told(tree):
+    """The lines that a spec is refused with."""
+    with pytest.raises(SpecError) as refused:
+        specfile.parse(tree)
+    return refused.value.problems
+
+
+def misspelt(path):
+    """The whole spec with one letter of the key at the end of `path` left out."""
+    tree = copy.deepcopy(WHOLE)
+    inner = holder(tree, path)
+    entries = [(key[:2] + key[3:] if key == path[-1] else key, value) for key, value in inner.items()]
+    inner.clear()
+    inner.update(entries)
+    return tree
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in places(WHOLE) if isinstance(p[-1], str) and p[-1] not in FREE and len(p[-1]) > 3], ids=str
+)
+def test_a_letter_left_out_of_a_key_is_one_line(path):
+    """Wherever it is: the line names what was meant, and nothing is missed that only goes by another name."""
+    (line,) = told(misspelt(path))
+    assert f"did you mean {path[-1]!r}?" in line or f"did you mean {path[-1]}?" in line
+
+
+@pytest.mark.parametrize("path", [p for p in places(WHOLE) if type(holder(WHOLE, p)[p[-1]]) in (int, float)], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, "x", [1, 2], {"a": 1}, True], ids=str)
+def test_a_number_that_is_none_is_one_line(path, value):
+    """Wherever a number stands: one line with its place (that of its list, of a range), and no other."""
+    tree = copy.deepcopy(WHOLE)
+    holder(tree, path)[path[-1]] = value
+    (line,) = told(tree)
+    assert line.startswith(str(path[0]))
+
+
+def test_a_gpu_is_no_device_of_a_node_without():
+    """The CPU layer serves on the CPU; also where a launch of start_from says otherwise."""
+    tree = copy.deepcopy(WHOLE) | {"node": {"gpus": 0}}
+    tree["start_from"][0]["device"] = "cuda"
+    assert told(tree) == ("start_from[0].device: cuda, but node.gpus is 0: write cpu, or how many GPUs a node has",)

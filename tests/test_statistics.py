@@ -9,7 +9,7 @@ import pytest
 from generated_measurements import Truth
 
 from raytune_eagle.figures import accept_len, best_second, by_category, token_gaps, weighted_percentile
-from raytune_eagle.model import Request
+from raytune_eagle.model.measurement import Request
 from raytune_eagle.statistics import Ratio, compare, t_975, throughput
 
 PAIRS = 200

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raytune_eagle.gates.steadiness import cause, pass_speeds
-from raytune_eagle.model import Request, Sample, Vitals
+from raytune_eagle.model.measurement import Request, Sample, Vitals
 
 
 def rows(speeds, tokens=None):

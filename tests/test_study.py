@@ -2,29 +2,15 @@
 
 import json
 import re
-from collections import Counter
 
 import pytest
 from made import SPEC, WORKLOAD, ListStore, completed, failed, make_space, surface
+from virtual_studies import kinds, measured, run
 
-from raytune_eagle.errors import NodeError, SpecError
-from raytune_eagle.model import Completed, Failed, NodeFacts, Prompt
+from raytune_eagle.errors import SpecError
+from raytune_eagle.model.trial import Completed
 from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
 from raytune_eagle.study import Study
-
-
-def measured(node, job):
-    return Answer(completed(surface(job.config)), 300.0)
-
-
-def run(store, fleet, space=None):
-    study = Study(space or make_space(), WORKLOAD, store)
-    study.run(fleet)
-    return study
-
-
-def kinds(store):
-    return Counter(r.kind for r in store.records)
 
 
 def test_baseline_first_on_every_node_then_exactly_the_budget():
@@ -59,17 +45,6 @@ def test_baseline_again_every_so_often():
     run(store, SimulatedFleet(["a"], measured), make_space(baseline={"every": 4}))
     order = [r.kind[0] for r in sorted(store.records, key=lambda r: r.started_at)]
     assert "".join(order) == "bttttbttttbttttb"
-
-
-@pytest.mark.parametrize(("gpus", "order"), [(("A", "B"), "btttbtttb"), (("A", "C"), "btttbbtttb"), ((), "btttbtttb")])
-def test_a_node_with_other_gpus_measures_plain_decoding_anew(gpus, order):
-    """A node is its name and its GPUs: whether plain decoding is known does not depend on Ray's ids, but on those."""
-    store = ListStore()
-    for trials, ids in ((3, ("A", "B")), (6, gpus)):
-        start = max((r.ended_at for r in store.records), default=0.0)
-        fleet = SimulatedFleet(["a"], measured, start, NodeFacts(gpu_ids=ids))
-        run(store, fleet, make_space(budget={"trials": trials}))
-    assert "".join(r.kind[0] for r in sorted(store.records, key=lambda r: r.started_at)) == order
 
 
 def test_speedup_and_text_are_against_the_same_node():
@@ -179,214 +154,6 @@ def test_tpe_learns():
     assert mean("tpe") > 1.03 * mean("random")
 
 
-def test_lost_machine_asks_the_same_number_again_elsewhere():
-    """A trial under a node that failed is not judged: same number, other node, nothing recorded for the loss."""
-    lost = []
-
-    def respond(node, job):
-        if node == "a" and job.kind == "trial" and not lost:
-            lost.append(job.number)
-            return Answer(NodeError("power cut"), 5.0)
-        return measured(node, job)
-
-    store = ListStore()
-    run(store, SimulatedFleet(["a", "b"], respond))
-    again = next(r for r in store.records if r.number == lost[0])
-    assert (again.node, again.status) == ("b", "completed")
-    assert kinds(store) == {"baseline": 4, "trial": 12}
-    assert any(e.name == "node_quarantined" and e.node == "a" for e in store.events)
-
-
-def test_configuration_that_takes_down_two_nodes_is_lost():
-    """The second node lost under one configuration marks it; it is not asked a third time and the study goes on."""
-    killer, tries = [], Counter()
-
-    def respond(node, job):
-        if job.kind == "trial":
-            killer or killer.append(job.config.uid)
-            if job.config.uid == killer[0]:
-                tries[node] += 1
-                return Answer(NodeError("machine hangs"), 5.0)
-        return measured(node, job)
-
-    store = ListStore()
-    study = run(store, SimulatedFleet(["a", "b", "c"], respond))
-    lost = next(r for r in study.trials if r.config.uid == killer[0])
-    assert lost.status == "lost"
-    assert isinstance(lost.outcome, Failed)
-    assert sorted(tries.values()) == [1, 1]
-    assert len(study.trials) == 12
-
-
-def out_of_touch(meanwhile):
-    """Node "a" is given up under its second launch, and back with that launch's result after `meanwhile` seconds."""
-    lost, fleet = [], None
-
-    def respond(node, job):
-        if node == "a" and job.kind == "trial" and not lost:
-            lost.append(job)
-            return Answer(NodeError("a: out of touch for 60 s"), 60.0)
-        if lost and not lost[1:] and fleet.now() >= 360 + meanwhile:
-            lost.append(job)
-            fleet.delivered_late.append(("a", lost[0], completed(1234)))
-        return Answer(completed(surface(job.config)), 100.0)
-
-    fleet = SimulatedFleet(["a", "b"], respond)
-    store = ListStore()
-    run(store, fleet)
-    assert len(lost) == 2
-    assert sorted(r.number for r in store.records) == list(range(len(store.records)))
-    assert Counter(r.key for r in store.records if r.kind == "trial").most_common(1)[0][1] == 1
-    assert kinds(store)["trial"] == 12
-    return next(r for r in store.records if r.number == lost[0].number)
-
-
-def test_late_result_is_kept_once():
-    """A node that was given up is back with a result before the trial has one elsewhere: it counts, as its own."""
-    record = out_of_touch(meanwhile=-250)
-    assert (record.node, record.outcome.measurements[0].output_throughput) == ("a", 1234)
-
-
-def test_result_that_is_too_late_is_dropped():
-    """After the trial came to a result elsewhere, a late one is not counted twice."""
-    assert out_of_touch(meanwhile=200).node == "b"
-
-
-def test_a_single_node_gets_its_lost_trial_back():
-    """With no other node the trial is asked again on the same one, three tries in all."""
-    tries = Counter()
-
-    def respond(node, job):
-        tries[job.number] += 1
-        if job.kind == "trial" and tries[job.number] == 1 and job.number == 1:
-            return Answer(NodeError("hiccup"), 5.0)
-        return measured(node, job)
-
-    store = ListStore()
-    study = run(store, SimulatedFleet(["a"], respond))
-    assert tries[1] == 2
-    assert {r.status for r in study.trials} == {"completed"}
-
-
-def test_outcome_survives_a_machine_that_fails_at_the_end():
-    """A trial judged before its GPUs failed to come free is kept, not asked again; the node rests."""
-
-    def respond(node, job):
-        if job.kind == "trial" and job.number == 3:
-            return Answer(NodeError("GPU 3 keeps 20 GiB", completed(123.0)), 5.0)
-        return measured(node, job)
-
-    store = ListStore()
-    study = run(store, SimulatedFleet(["a"], respond))
-    assert study.records[3].outcome.measurements[0].output_throughput == 123.0
-    assert any(e.name == "node_quarantined" for e in store.events)
-
-
-@pytest.mark.parametrize(("phase", "elsewhere"), [("bench", False), ("launch", True)])
-def test_plain_decoding_that_fails_once_stops_nothing(phase, elsewhere):
-    """A server that was killed while it was measured, or a node on which it fails: it rests and tries again."""
-    down = Failed(failure_class="killed_by_os", failure_phase=phase, failure_detail="made for a test")
-
-    def respond(node, job):
-        first = node == "a" and not any(r.node == "a" for r in store.records)
-        late = first and elsewhere
-        return Answer(down if first else completed(surface(job.config)), 500.0 if late else 100.0)
-
-    store = ListStore()
-    study = run(store, SimulatedFleet(["a", "b"] if elsewhere else ["a"], respond))
-    assert {r.status for r in study.trials} == {"completed"}
-    assert [r.status for r in store.records if r.node == "a" and r.kind == "baseline"][:2] == ["failed", "completed"]
-    assert any(e.name == "node_quarantined" and "plain decoding failed" in e.detail for e in store.events)
-
-
-def test_plain_decoding_that_fails_stops_the_study():
-    """If even the baseline fails, no launch could be judged: the study stops at once and says why; the record stays."""
-    store = ListStore()
-    with pytest.raises(SpecError, match=r"plain decoding itself fails.*model_missing"):
-        run(store, SimulatedFleet(["a"], lambda node, job: Answer(failed("model_missing"), 1.0)))
-    assert [(r.kind, r.status) for r in store.records] == [("baseline", "failed")]
-
-
-@pytest.mark.parametrize(("name", "launches"), [("draft_class", 1), ("shape_mismatch", 3), ("accept_len", 3)])
-def test_only_draft_that_is_at_fault_stops_the_study(name, launches):
-    """No night is spent on a draft that cannot work: the study ends with the reason, its records kept."""
-
-    def respond(node, job):
-        return Answer(failed(name) if job.config.speculative else completed(90), 1.0)
-
-    store = ListStore()
-    with pytest.raises(SpecError, match=rf"engine.draft: no launch with it succeeds \({launches} failed, {name}\)"):
-        run(store, SimulatedFleet(["a"], respond))
-    assert kinds(store) == {"baseline": 1, "trial": launches}
-
-
-def test_draft_failure_stops_nothing_where_another_may_work():
-    """With two drafts, after a success, or of a class that a configuration is to blame for, the search goes on."""
-    two = make_space(engine__draft=["/d", "/e"])
-    for space, name, bad in [
-        (two, "draft_class", lambda config: config.speculative.draft == "/d"),
-        (make_space(), "accept_len", lambda config: config.speculative.num_steps == 1),
-        (make_space(), "graph_capture_failed", lambda _: True),
-    ]:
-        store = ListStore()
-        respond = lambda node, job, name=name, bad=bad: Answer(  # noqa: E731
-            failed(name) if job.config.speculative and bad(job.config) else completed(90), 1.0
-        )
-        run(store, SimulatedFleet(["a"], respond), space)
-        assert kinds(store)["trial"] == 12
-
-
-def test_text_that_is_not_the_models_never_wins():
-    """A launch whose answers part from plain decoding's is kept as failed, however fast it was."""
-    prompts = WORKLOAD.model_copy(
-        update={"prompts": tuple(Prompt(id=f"p{n}", category="code", text=f"text {n}") for n in range(9))}
-    )
-
-    def respond(node, job):
-        broken = bool(job.config.speculative and job.config.speculative.num_steps == 1)
-        row = completed(1).requests[0]
-        rows = tuple(
-            row.model_copy(
-                update={"prompt_id": p.id, "output_hash": str(broken), "prefix_hashes": ("x", f"{broken}", "z")}
-            )
-            for p in prompts.prompts
-        )
-        return Answer(completed(1000 if broken else 100).model_copy(update={"requests": rows}), 1.0)
-
-    store = ListStore()
-    Study(make_space(), prompts, store).run(SimulatedFleet(["a"], respond))
-    broken = [r for r in store.records if r.config.speculative and r.config.speculative.num_steps == 1]
-    assert broken
-    assert {(r.status, r.outcome.failure_class, r.outcome.failure_phase) for r in broken} == {
-        ("failed", "text", "gate")
-    }
-    assert {r.status for r in store.records if r not in broken} == {"completed"}
-
-
-def test_nodes_may_join_and_leave():
-    """A node that joins is used (after its own baseline), one that leaves is not waited for."""
-    store = ListStore()
-    fleet = SimulatedFleet(["a"], measured)
-
-    def respond(node, job):
-        if job.number == 3:
-            fleet.present = ["a", "late"]
-        if job.number == 8:
-            fleet.present = ["late"]
-        return measured(node, job)
-
-    fleet._respond = respond
-    study = run(store, fleet)
-    assert next(r.kind for r in store.records if r.node == "late") == "baseline"
-    assert len(study.trials) == 12
-
-
-def test_no_node_for_five_minutes_ends_it():
-    """Without nodes the study does not wait for ever."""
-    with pytest.raises(NodeError, match="no node for 300 s"):
-        run(ListStore(), SimulatedFleet([], measured))
-
-
 def test_hours_end_the_study():
     """No launch starts after the hours are over; what runs is kept."""
     store = ListStore()
@@ -425,25 +192,6 @@ def test_spec_is_kept_before_the_first_launch():
 
     with pytest.raises(RuntimeError, match="killed"):
         run(store, SimulatedFleet(["a"], respond))
-
-
-def test_constraints_make_infeasible():
-    """A trial over a limit is kept as infeasible, with what it broke."""
-
-    def respond(node, job):
-        steps = job.config.speculative.num_steps if job.config.speculative else 1
-        return Answer(completed(surface(job.config), itl_p95_ms=10.0 * steps), 10.0)
-
-    store = ListStore()
-    study = run(
-        store,
-        SimulatedFleet(["a"], respond),
-        make_space(objective={"constraints": {"itl_p95_ms": 25}}, search={"sampler": "tpe"}),
-    )
-    for r in study.trials:
-        assert (r.status == "infeasible") == (r.config.speculative.num_steps > 2)
-    assert any(r.status == "infeasible" for r in study.trials)
-    assert all("itl_p95_ms" in r.violations[0] for r in study.trials if r.status == "infeasible")
 
 
 def test_events_tell_the_story():

@@ -15,7 +15,7 @@ from raytune_eagle import rules, specfile
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.machine import installed
 from raytune_eagle.findings import ok, problem
-from raytune_eagle.model import Workload
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.simulated import Answer, SimulatedFleet
 from raytune_eagle.space import Space
 from raytune_eagle.store import ParquetStore

@@ -7,7 +7,8 @@ import math
 import pytest
 from made_records import TUNED, figures, plain, requests, trial
 
-from raytune_eagle.model import Completed, Config
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.trial import Completed
 from raytune_eagle.report.verdict import ratio, ratio_of_intervals, sides, verdict, winner
 from raytune_eagle.statistics import Interval, LaunchNoise
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from raytune_eagle import specfile, warm_start
 from raytune_eagle.cli import main
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Workload
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.cost_model import Shape
 from raytune_eagle.nodes.presets import KIMI_K25
 from raytune_eagle.simulation import fleet
@@ -145,3 +145,9 @@ def test_command(folder, tmp_path):
     refused = CliRunner().invoke(main, words)
     assert refused.exit_code == 2
     assert "only search.sampler two-factor learns from earlier studies" in refused.stderr
+    foreign = {"name": "other", "engine": {"model": "/n", "draft": "/e", "args": {"tp-size": 8}}}
+    path.write_text(yaml.safe_dump(SPEC | foreign))
+    refused = CliRunner().invoke(main, words)
+    assert refused.exit_code == 2
+    assert "nothing of it holds here" in refused.stderr
+    assert [each.name for each in (tmp_path / "r").iterdir()] == ["study=before"], "what is refused leaves nothing"

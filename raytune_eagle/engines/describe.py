@@ -14,7 +14,7 @@ from raytune_eagle import __version__
 from raytune_eagle.engines.gpus import Nvml
 from raytune_eagle.engines.launch import Settings
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import NodeFacts
+from raytune_eagle.model.trial import NodeFacts
 
 PACKAGES = (
     "sglang",

@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -138,9 +138,9 @@ def _few(choices: tuple[str, ...]) -> str:
     return ", ".join(choices[:_SHOWN_CHOICES]) + more
 
 
-def mistakes(flags: Flags, places: Mapping[str, tuple[str, Any]]) -> Iterator[str]:
-    """One line per mistake; `places` gives flag name and value by where they stand (``engine.args.tp-size``)."""
-    for place, (name, value) in places.items():
+def mistakes(flags: Flags, written: Iterable[tuple[str, str, Any]]) -> Iterator[str]:
+    """One line per mistake; `written`: where a flag stands (``engine.args.tp-size``), its name and its value."""
+    for place, name, value in written:
         if wrong := flags.mistake(name, value):
             yield f"{place}: {wrong}"
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import yaml
 
 from raytune_eagle.engines.builtin import builtin_path
-from raytune_eagle.model import Config, Job
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.trial import Job
 
 SECRET_FLAGS = ("api-key", "admin-api-key")
 ENV = {

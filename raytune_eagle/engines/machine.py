@@ -182,7 +182,11 @@ def _ports(host: str) -> Finding:
 
 def check_folder(subject: str, folder: str) -> Iterator[Finding]:
     """Can it be made and written, and is there room?"""
-    path = Path(folder).expanduser().absolute()
+    try:
+        path = Path(folder).expanduser().absolute()
+    except RuntimeError:
+        yield problem(subject, f"{folder}: no such user; write the whole path")
+        return
     there = next((each for each in (path, *path.parents) if each.exists()), Path("/"))
     if not there.is_dir():
         yield problem(subject, f"{there} is a file, not a folder; name another")

@@ -15,7 +15,7 @@ from typing import Any
 from raytune_eagle.engines.launch import Launch
 from raytune_eagle.failures import Failure
 from raytune_eagle.logs import redact
-from raytune_eagle.model import ServerFacts
+from raytune_eagle.model.trial import ServerFacts
 
 LOOK_S = 0.1
 ASK_S = 10.0

@@ -20,7 +20,9 @@ from raytune_eagle.engines.proof import Proof
 from raytune_eagle.engines.vitals import Pulse
 from raytune_eagle.engines.watch import LogFollower, Processes, Stall
 from raytune_eagle.errors import BenchError, LaunchError, NodeError, SpecError, TrialError
-from raytune_eagle.model import Config, Job, NodeFacts, ServerFacts, Vitals
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.measurement import Vitals
+from raytune_eagle.model.trial import Job, NodeFacts, ServerFacts
 from raytune_eagle.ports import Progress
 
 LOOK_S = 0.4

@@ -9,7 +9,7 @@ import psutil
 from raytune_eagle.engines.gpus import Gpu, Gpus
 from raytune_eagle.engines.watch import Processes
 from raytune_eagle.errors import NodeError
-from raytune_eagle.model import Vitals
+from raytune_eagle.model.measurement import Vitals
 
 GPUS_EACH_S = 5.0
 

@@ -38,7 +38,9 @@ from raytune_eagle.gates.baseline import against, repetition
 from raytune_eagle.gates.bench import after, draft_that_guesses_nothing
 from raytune_eagle.gates.nccl import on_path, took
 from raytune_eagle.gates.server import arguments, capacity, mistaken_draft
-from raytune_eagle.model import Completed, Config, Failed, Gate, Request
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.measurement import Gate, Request
+from raytune_eagle.model.trial import Completed, Failed
 
 __all__ = ["LEAST_ACCEPT_LEN", "Seen", "after", "before", "early", "enforce", "judged", "standing"]
 

@@ -10,7 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from raytune_eagle.model import Config, FlagValue, Gate, Measurement, Request, Sample, ServerFacts, Workload
+from raytune_eagle.model.config import Config, FlagValue
+from raytune_eagle.model.measurement import Gate, Measurement, Request, Sample
+from raytune_eagle.model.trial import ServerFacts
+from raytune_eagle.model.workload import Workload
 from raytune_eagle.weights import Checkpoint, UnreadableError
 
 LEAST_ACCEPT_LEN = 1.05

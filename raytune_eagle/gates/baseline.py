@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from raytune_eagle.gates.base import failed, passed, unknown, warned
-from raytune_eagle.model import Completed, Gate, Request
+from raytune_eagle.model.measurement import Gate, Request
+from raytune_eagle.model.trial import Completed
 
 LOOPS = 5.0
 """`Request.compression` of an answer that repeats itself; prose and code of some hundred characters stay below 3.3."""

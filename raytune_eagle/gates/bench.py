@@ -9,7 +9,7 @@ from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, LOW_SHARE, Seen, draft_fo
 from raytune_eagle.gates.server import captured_batches
 from raytune_eagle.gates.steadiness import cause
 from raytune_eagle.logs import decode_lines
-from raytune_eagle.model import Gate, Request
+from raytune_eagle.model.measurement import Gate, Request
 
 _MOST_WITHOUT_GRAPH = 0.5
 _ROUNDS = 200

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from raytune_eagle.gates.base import Seen, passed, unknown, warned
-from raytune_eagle.model import Gate
+from raytune_eagle.model.measurement import Gate
 from raytune_eagle.rules.nccl_lists import named
 
 _TAKEN = re.compile(r"NCCL INFO (NCCL_\w+) set by environment to (\S+)")

@@ -8,7 +8,8 @@ from typing import Any
 
 from raytune_eagle.gates.base import Seen, draft_folder, failed, passed, unknown, warned
 from raytune_eagle.logs import OTHER_RANK, lines
-from raytune_eagle.model import FlagValue, Gate
+from raytune_eagle.model.config import FlagValue
+from raytune_eagle.model.measurement import Gate
 from raytune_eagle.rules.base import ALIASES
 
 _LOADED = re.compile(r"Load weight end\..*?\btype=(\w+)")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from raytune_eagle.model import Request, Sample
+from raytune_eagle.model.measurement import Request, Sample
 from raytune_eagle.statistics import t_975, tabulate
 
 _NOTICEABLE = 0.02

@@ -10,19 +10,10 @@ import numpy as np
 
 from raytune_eagle.early_end import Judge
 from raytune_eagle.figures import accept_len
-from raytune_eagle.model import (
-    HOPELESS,
-    Completed,
-    Config,
-    Failed,
-    Gate,
-    Job,
-    Measurement,
-    Phases,
-    Prompt,
-    Request,
-    Workload,
-)
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.measurement import Gate, Measurement, Request
+from raytune_eagle.model.trial import HOPELESS, Completed, Failed, Job, Phases
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.nodes.cost_model import CostModel, Shape
 from raytune_eagle.nodes.simulated import Answer
 from raytune_eagle.statistics import throughput

@@ -18,7 +18,7 @@ from ray.exceptions import AuthenticationError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytune_eagle.errors import NodeError, SpecError
-from raytune_eagle.model import Job
+from raytune_eagle.model.trial import Job
 from raytune_eagle.nodes.address import host_and_port
 
 RESOURCE = "eagle_node"

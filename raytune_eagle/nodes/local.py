@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
-from raytune_eagle.model import Completed, Event, Failed, Job
+from raytune_eagle.model.trial import Completed, Event, Failed, Job
 from raytune_eagle.nodes.turns import FreeForAll
 from raytune_eagle.ports import Engine, Node, Pending, Turns
 from raytune_eagle.trial import run_trial

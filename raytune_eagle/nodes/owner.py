@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raytune_eagle.errors import RaytuneEagleError
-from raytune_eagle.model import Completed, Failed, Job, NodeFacts
+from raytune_eagle.model.trial import Completed, Failed, Job, NodeFacts
 from raytune_eagle.nodes.turns import FreeForAll
 from raytune_eagle.ports import Engine, Turns
 from raytune_eagle.trial import run_trial

@@ -21,7 +21,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytune_eagle.errors import NodeError
-from raytune_eagle.model import Completed, Event, Failed, Job
+from raytune_eagle.model.trial import Completed, Event, Failed, Job
 from raytune_eagle.nodes.joining import NAMESPACE, RESOURCE, join, listed, named
 from raytune_eagle.nodes.owner import Owner, Setup
 from raytune_eagle.nodes.ray_node import RayNode

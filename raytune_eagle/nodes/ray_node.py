@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from raytune_eagle.errors import NodeError
-from raytune_eagle.model import Completed, Event, Failed, Job, NodeFacts
+from raytune_eagle.model.trial import Completed, Event, Failed, Job, NodeFacts
 from raytune_eagle.nodes.owner import Late, News, Setup
 from raytune_eagle.ports import Pending
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Completed, Config, Failed, Job, Measurement, TrialRecord
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.measurement import Measurement
+from raytune_eagle.model.trial import Completed, Failed, Job, TrialRecord
 from raytune_eagle.nodes.simulated import Answer
 
 _COLUMNS = (

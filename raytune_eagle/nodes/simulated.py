@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from raytune_eagle.errors import RaytuneEagleError
-from raytune_eagle.model import Completed, Failed, Job, NodeFacts
+from raytune_eagle.model.trial import Completed, Failed, Job, NodeFacts
 from raytune_eagle.ports import Pending
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from raytune_eagle.live import STOP, put_aside
-from raytune_eagle.model import Completed, Event, Failed, Job
+from raytune_eagle.model.trial import Completed, Event, Failed, Job
 from raytune_eagle.ports import Fleet, Node, Pending
 
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Config, TrialRecord
+from raytune_eagle.model.config import Config
+from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.ranking import Row, leaderboard
 
 

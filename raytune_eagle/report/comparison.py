@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from raytune_eagle.model import Completed, Event, TrialRecord
+from raytune_eagle.model.trial import Completed, Event, TrialRecord
 from raytune_eagle.ranking import Row, label, leaderboard
 from raytune_eagle.report.facts import written_spec
 from raytune_eagle.report.verdict import between_launches, ratio_of_intervals, speed, widened, winner

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from raytune_eagle.findings import Finding
-from raytune_eagle.model import Event, TrialRecord
+from raytune_eagle.model.trial import Event, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard
 from raytune_eagle.reference import Reference
 from raytune_eagle.report.outlook import node_states

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Completed, Measurement, TrialRecord
+from raytune_eagle.model.measurement import Measurement
+from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers.belief import Belief
 from raytune_eagle.samplers.candidates import Params

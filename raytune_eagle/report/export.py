@@ -7,7 +7,7 @@ import re
 import shlex
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Config
+from raytune_eagle.model.config import Config
 
 FORMS = ("command", "env", "json")
 _SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -12,7 +12,8 @@ from typing import Any
 
 from raytune_eagle.errors import SpecError
 from raytune_eagle.identity import STARTED
-from raytune_eagle.model import Completed, Event, Failed, Measurement, TrialRecord
+from raytune_eagle.model.measurement import Measurement
+from raytune_eagle.model.trial import Completed, Event, Failed, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement
 from raytune_eagle.report.verdict import Sides, fastest, in_words, sides
 from raytune_eagle.store import ParquetStore

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from raytune_eagle.model import Completed, Event, TrialRecord
+from raytune_eagle.model.trial import Completed, Event, TrialRecord
 from raytune_eagle.ranking import label, leaderboard
 
 _STATES = {

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from raytune_eagle.model import Event, TrialRecord
+from raytune_eagle.model.trial import Event, TrialRecord
 from raytune_eagle.report.outlook import Best, best_so_far, node_hours, node_states, seconds_left, span
 from raytune_eagle.spec import Spec
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from raytune_eagle.figures import CategorySummary
-from raytune_eagle.model import Gate, Measurement
+from raytune_eagle.model.measurement import Gate, Measurement
 
 _COLOURS = {"failed": "bold red", "warning": "yellow"}
 

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model import Failed, TrialRecord
+from raytune_eagle.model.trial import Failed, TrialRecord
 from raytune_eagle.outcomes import objective_value
 from raytune_eagle.reference import Reference
 from raytune_eagle.spec import Objective

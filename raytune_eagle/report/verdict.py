@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from raytune_eagle.figures import Array
-from raytune_eagle.model import Failed, Measurement, Request, TrialRecord
+from raytune_eagle.model.measurement import Measurement, Request
+from raytune_eagle.model.trial import Failed, TrialRecord
 from raytune_eagle.ranking import Row, confirmed, confirming, label, leaderboard, measurement, pooled
 from raytune_eagle.statistics import Interval, LaunchNoise, compare_launches, launch_noise, log_variance
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from raytune_eagle.model import Config
+from raytune_eagle.model.config import Config
 from raytune_eagle.rules import all_reduce, attention, nccl, server, speculative
 from raytune_eagle.rules.all_reduce import CUSTOM_BYTES
 from raytune_eagle.rules.base import (

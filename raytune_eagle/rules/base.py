@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Self
 
-from raytune_eagle.model import Config, FlagValue, Speculative
+from raytune_eagle.model.config import Config, FlagValue, Speculative
 
 Verdict = Literal["invalid", "rewritten", "no effect"]
 Version = tuple[int, ...]

@@ -16,6 +16,7 @@ from raytune_eagle.samplers.candidates import SHAPE, Candidates, Params, among
 from raytune_eagle.samplers.ensembles import accept_features, cycle_features, typical_accept, typical_cycle
 from raytune_eagle.samplers.kernels import Array, Encoder, Half
 from raytune_eagle.samplers.observed import Launch
+from raytune_eagle.samplers.parts import accept_parts, any_parts, cycle_parts, is_nccl
 from raytune_eagle.samplers.probed import Probed
 from raytune_eagle.samplers.process import Data, Part, Process
 
@@ -55,49 +56,9 @@ class Encoders(NamedTuple):
         """Those of a space."""
         return cls(
             Encoder(candidates, accept_features, typical_accept),
-            Encoder(candidates, cycle_features, typical_cycle, probed and probed.slowness),
+            Encoder(candidates, cycle_features, typical_cycle, probed.slowness if probed else None),
             Encoder(candidates, cycle_features),
         )
-
-
-def _accept_parts(first: Sequence[str], rest: Sequence[str]) -> list[Part]:
-    """NCCL changes nothing here; a server flag may."""
-    return [
-        Part("trend", (("trend", "one"),), 0.5 if first else 1.0),
-        Part("shape", (("wide", "one"),), 0.002),
-        Part("detail", (("narrow", "one"),), 0.0003),
-        *(Part(f"{name} by trend", ((f"{name} by trend", "one"),), 0.5) for name in first),
-        *(Part(f"{name} by shape", ((f"{name} by shape", "one"),), 0.002) for name in first),
-        *(Part(name, (("one", name),), 0.002) for name in rest if not is_nccl(name)),
-    ]
-
-
-def _cycle_parts(first: Sequence[str], rest: Sequence[str], *, probed: bool) -> list[Part]:
-    share = [Part("probed", (("one", "expected"),), 0.3), Part("probed by shape", (("wide", "expected"),), 0.05)]
-    return [
-        *_parts(first, rest, 1.0, 0.002),
-        Part("rough", (("narrow", "all"),), 0.0001),
-        *(share if probed else ()),
-    ]
-
-
-def _parts(first: Sequence[str], rest: Sequence[str], scale: float, shape: float) -> list[Part]:
-    """Whatever a machine may do; without roughness, which little could be concluded from."""
-    return [
-        Part("level", (("one", "one"),), 1.0),
-        Part("trend", (("trend", "one"),), scale),
-        Part("shape", (("wide", "one"),), shape * scale),
-        Part("detail", (("narrow", "one"),), 0.0003 * scale),
-        *(Part(name, ((name, "one"),), 0.01 * scale) for name in first),
-        *(Part(name, (("one", name),), 0.01 * scale) for name in rest),
-        Part("pairs", (("one", "pairs"), ("columns", "columns"), ("pairs", "one")), 0.0002 * scale),
-        Part("columns by shape", (("wide", "columns"),), 0.0003 * scale),
-    ]
-
-
-def is_nccl(column: str) -> bool:
-    """Whether a column is a variable of NCCL, which no token depends on."""
-    return column.lower().startswith("nccl_")
 
 
 def take(pair: Pair, places: NDArray[np.intp]) -> Pair:
@@ -129,10 +90,8 @@ class Belief:
         self._ended = [launch for launch in launches if launch.measured or launch.failed]
         self._pending = [launch.params for launch in launches if launch.running]
         self._encoders, self._columns = encoders, candidates.columns
-        self._accept_parts, self._cycle_parts = (
-            _accept_parts(*self._columns),
-            _cycle_parts(*self._columns, probed=encoders.cycle.expected is not None),
-        )
+        self._accept_parts = accept_parts(*self._columns)
+        self._cycle_parts = cycle_parts(*self._columns, probed=encoders.cycle.expected is not None)
         explored = len(self.done) >= _EXPLORED
         self.variances: dict[str, Array] = dict(variances) if explored else self._priors()
         telling = [*SHAPE, *self._columns[0], *(name for name in self._columns[1] if not is_nccl(name))]
@@ -283,7 +242,7 @@ class Belief:
         return self._fixed(observed.failure_data(self._ended[-_LATEST:]), 5.0, 0.05)
 
     def _fixed(self, data: Data, scale: float, noise: float) -> Process:
-        parts = _parts(*self._columns, scale, 0.03)
+        parts = any_parts(*self._columns, scale, 0.03)
         variances = np.array([*(part.variance for part in parts), noise])
         return Process(self._encoders.other, parts, noise, data, variances)
 

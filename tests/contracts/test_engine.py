@@ -18,7 +18,9 @@ from raytune_eagle.engines.launch import Settings
 from raytune_eagle.engines.sglang import SglangEngine
 from raytune_eagle.engines.watch import SETTLED_S
 from raytune_eagle.errors import BenchError, LaunchError, NodeError
-from raytune_eagle.model import Config, Job, Speculative, Workload
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.trial import Job
+from raytune_eagle.model.workload import Workload
 
 FAKE = Path(__file__).parents[1] / "fakes" / "launch_server.py"
 CONFIGS = {

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 from rigs import Rig, job
 
-from raytune_eagle.model import Completed, Failed
+from raytune_eagle.model.trial import Completed, Failed
 
 
 @pytest.fixture(scope="module", params=["local", "simulated", pytest.param("ray", marks=pytest.mark.ray)])

@@ -10,20 +10,9 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from raytune_eagle.errors import StoreError
-from raytune_eagle.model import (
-    Completed,
-    Config,
-    Event,
-    Failed,
-    Gate,
-    Measurement,
-    NodeFacts,
-    Phases,
-    Request,
-    ServerFacts,
-    Speculative,
-    TrialRecord,
-)
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.measurement import Gate, Measurement, Request
+from raytune_eagle.model.trial import Completed, Event, Failed, NodeFacts, Phases, ServerFacts, TrialRecord
 from raytune_eagle.ports import Store
 from raytune_eagle.store import ParquetStore
 
@@ -133,7 +122,7 @@ def reopen(request, tmp_path) -> Callable[[], Store]:
     return lambda: ParquetStore("", subtree)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=RECORD)
 def test_a_record_comes_back_equal(tmp_path_factory, wanted):
     """Whatever a record holds (any text, None, empty, 64-bit and mixed-type parameters) is read back exactly."""

@@ -14,7 +14,7 @@ from lab.hosts import ROOT, Host
 from lab.ray_cluster import RayCluster
 from lab.waiting import await_true
 
-from raytune_eagle.model import Event, TrialRecord
+from raytune_eagle.model.trial import Event, TrialRecord
 from raytune_eagle.store import ParquetStore
 
 FAKE = ROOT / "tests" / "fakes" / "launch_server.py"

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from raytune_eagle.live import Live, put_aside
-from raytune_eagle.model import Completed, Event, Failed, TrialRecord
+from raytune_eagle.model.trial import Completed, Event, Failed, TrialRecord
 from raytune_eagle.ranking import label
 from raytune_eagle.report.facts import measurements, written_spec
 from raytune_eagle.report.outlook import best_so_far, levels, node_hours, node_states, seconds_left

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from raytune_eagle import __version__
-from raytune_eagle.model import Failed, TrialRecord
+from raytune_eagle.model.trial import Failed, TrialRecord
 from raytune_eagle.report.console import simulated_from
 from raytune_eagle.report.facts import Facts, measurements
 from raytune_eagle.report.page.chart import Cell, Chart, short

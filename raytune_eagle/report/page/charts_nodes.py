@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from raytune_eagle.model import Failed, TrialRecord
+from raytune_eagle.model.trial import Failed, TrialRecord
 from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.page.chart import Chart, Column, axis, plain
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from raytune_eagle.model import Failed, Measurement, Speculative, TrialRecord
+from raytune_eagle.model.config import Speculative
+from raytune_eagle.model.measurement import Measurement
+from raytune_eagle.model.trial import Failed, TrialRecord
 from raytune_eagle.ranking import Row, label, measurement
 from raytune_eagle.report.facts import Facts, Standing
 from raytune_eagle.report.page.chart import RAMP, Cell, Chart, Column, Trace, axis, dots, plain, scale

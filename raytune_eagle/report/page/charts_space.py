@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from raytune_eagle.figures import by_category
-from raytune_eagle.model import Request, TrialRecord
+from raytune_eagle.model.measurement import Request
+from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.ranking import label
 from raytune_eagle.report.facts import Facts, Standing
 from raytune_eagle.report.page.chart import RAMP, Cell, Chart, Column, axis, bars, height, lying, plain, scale

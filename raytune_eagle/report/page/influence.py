@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raytune_eagle.model import Config, Measurement, Speculative, TrialRecord
+from raytune_eagle.model.config import Config, Speculative
+from raytune_eagle.model.measurement import Measurement
+from raytune_eagle.model.trial import TrialRecord
 
 _FEWEST = 8
 """Launches below which nothing is said: fewer say more of themselves than of the parameters."""

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from raytune_eagle.model import Measurement, TrialRecord
+from raytune_eagle.model.measurement import Measurement
+from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.ranking import Row, label, measurement
 from raytune_eagle.report.facts import Facts, Standing
 from raytune_eagle.report.page import charts_search, charts_space

@@ -1,0 +1,55 @@
+"""``raytune-eagle bench``: measures a server that already runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from raytune_eagle.cli_results import FAILED, stdout
+from raytune_eagle.errors import SpecError
+from raytune_eagle.model.workload import Workload
+from raytune_eagle.workload import load_prompts
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--workload", "prompts", default="builtin:mixed", show_default=True, help="Prompts: a file or builtin:NAME."
+)
+@click.option("--concurrency", default="1", show_default=True, help="Simultaneous streams; several as 1,8.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Tokens per answer.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--max-passes", type=click.IntRange(min=1), default=8, show_default=True, help="Passes over the prompts.")
+@click.option("--chat", is_flag=True, help="Send prompts as messages, in the model's chat template.")
+@click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the server's API key.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Form."
+)
+def bench(url: str, prompts: str, concurrency: str, api_key_env: str | None, form: str, **settings: Any) -> None:
+    """Measure the server at URL: SGLang, or any that speaks OpenAI's chat format."""
+    from raytune_eagle import bench as running  # noqa: PLC0415 - half a second of imports
+    from raytune_eagle.report.running import show_bench  # noqa: PLC0415
+
+    if api_key_env and api_key_env not in os.environ:
+        raise SpecError(f"--api-key-env {api_key_env}: no such variable in the environment; export it first")
+    levels, passes = _levels(concurrency), min(2, settings["max_passes"])
+    workload = Workload(prompts=load_prompts(prompts), concurrency=levels, min_passes=passes, **settings)
+    server = running.connect(url, os.environ[api_key_env] if api_key_env else "")
+    report = running.bench(server, workload, lambda name, detail: click.echo(f"{name}: {detail}", err=True))
+    if form == "json":
+        click.echo(report.model_dump_json(indent=2))
+    else:
+        title = f"{report.server} at {report.url}: {report.model}"
+        show_bench(title, (report.measurements, report.categories), report.gates, stdout())
+    if any(gate.verdict == "failed" for gate in report.gates):
+        sys.exit(FAILED)
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts) or len(set(parts)) < len(parts):
+        raise SpecError(f"--concurrency {text}: write numbers above 0, each once, for example 1,8")
+    return tuple(map(int, parts))

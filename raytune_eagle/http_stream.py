@@ -1,0 +1,152 @@
+"""Answers over HTTP/1.1, handed on piece by piece as the socket has them.
+
+A load generator must cost little against what it measures. Here a piece goes from the socket through httptools' parser
+to its reader within one callback of the event loop; a client that buffers it and wakes a task for it costs about
+twice as much (benchmarks/load_client.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from time import perf_counter
+from typing import cast
+from urllib.parse import unquote, urlsplit
+
+import httptools
+
+Take = Callable[[bytes, float], None]
+"""Is given each piece of a body, and when it came in seconds of `perf_counter`; what it raises ends the request."""
+_SHOWN = 300
+
+
+class RefusedError(Exception):
+    """The server answered with another status than 200; the text says which, and how its answer begins."""
+
+
+class Connections:
+    """Connections to one server, kept for the next request; of one event loop.
+
+    Args:
+        url: ``http://`` or ``https://``, with or without a user and a path in front of those of `post`.
+        headers: go with each request.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        parts = urlsplit(url)
+        self._host, self._path = parts.hostname or "", parts.path
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        lines = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/json", **headers}
+        if parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            lines["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+        self._lines = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._idle: list[_Connection] = []
+
+    async def post(self, path: str, body: bytes, take: Take) -> None:
+        """Send JSON, and hand the answer's body to `take` until its end, or until the server hangs up on it.
+
+        Raises:
+            RefusedError: for another status than 200.
+            OSError: nobody listens, the connection broke, or what came is not HTTP.
+            Exception: whatever `take` raised.
+        """
+        connection = await self._connection()
+        head = f"POST {self._path}{path} HTTP/1.1\r\n{self._lines}Content-Length: {len(body)}\r\n\r\n"
+        await connection.request(head.encode() + body, take)
+        self._idle.append(connection)
+
+    async def _connection(self) -> _Connection:
+        while self._idle:
+            if (kept := self._idle.pop()).alive:
+                return kept
+        loop = asyncio.get_running_loop()
+        _, made = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+        return made
+
+    def close(self) -> None:
+        """Hang up."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, with one request at a time; also what httptools' parser calls."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._ended: asyncio.Future[None] | None = None  # of the request under way
+        self._parser = httptools.HttpResponseParser(self)
+        self._take: Take = lambda _piece, _now: None
+        self._status = 0
+        self._refusal = b""
+        self._now = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def request(self, message: bytes, take: Take) -> None:
+        """See `Connections.post`; a request that does not come to its end closes the connection."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._take, self._status, self._refusal = take, 0, b""
+        self._ended = asyncio.get_running_loop().create_future()
+        cast("asyncio.Transport", self._transport).write(message)
+        try:
+            await self._ended
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._ended = None
+        if self._status != HTTPStatus.OK:
+            self.close()
+            text = " ".join(self._refusal.decode(errors="replace").split())
+            raise RefusedError(f"HTTP {self._status}: {text[:_SHOWN]}")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._ended is None or self._ended.done():
+            self.close()  # nobody asked for it
+            return
+        self._now = perf_counter()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            self._ended.set_exception(error.__context__ or error)
+        except httptools.HttpParserError as error:
+            self._ended.set_exception(ConnectionError(f"what came is not HTTP: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._ended is None or self._ended.done():
+            return
+        if exc is None and self._status:  # the end of an answer without a length, or of one cut short: its text tells
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(exc or ConnectionResetError("the server closed the connection without an answer"))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self._status = status if status >= HTTPStatus.OK else 0  # 100 to 199 announce another
+
+    def on_body(self, body: bytes) -> None:
+        if self._status == HTTPStatus.OK:
+            self._take(body, self._now)
+        elif len(self._refusal) < 4 * _SHOWN:
+            self._refusal += body[: 4 * _SHOWN]
+
+    def on_message_complete(self) -> None:
+        if self._status and self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+            if not self._parser.should_keep_alive():
+                self.close()

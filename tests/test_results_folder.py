@@ -1,0 +1,88 @@
+"""`results check` and `compact`: what is wrong in a folder of records, and many files made one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pandas as pd
+import pytest
+from command import ROOT, invoked
+from made_results import Made, write
+
+
+def test_check_finds_what_is_wrong(tmp_path):
+    """Sound studies pass with 0; a torn file, a duplicate and lost requests are named, with exit 1."""
+    write(str(tmp_path), Made(trials=8, requests=16, passes=2))
+    assert invoked("results", "check", "--results", tmp_path).exit_code == 0
+    trials = sorted((tmp_path / "study=made/trials").iterdir())
+    trials[0].write_bytes(b"torn")
+    trials[1].with_name(trials[1].name[:6] + "aaaaaaaaaaaa.parquet").write_bytes(trials[1].read_bytes())
+    next(path for path in (tmp_path / "study=made/requests").iterdir() if path.name == trials[2].name).unlink()
+    done = invoked("results", "check", "--results", tmp_path)
+    assert done.exit_code == 1
+    assert "torn or unreadable" in done.output
+    assert "is in another file already" in done.output
+    assert "made: 3 problems" in done.output
+
+
+def test_check_goes_on_after_a_study_that_cannot_be_read(tmp_path):
+    """A study whose folder is a file inside is a problem of its own; the next is looked at all the same."""
+    for study in ("a", "b"):
+        write(str(tmp_path), Made(study=study, trials=4, requests=8, passes=2))
+    shutil.rmtree(tmp_path / "study=a/trials")
+    (tmp_path / "study=a/trials").write_bytes(b"")
+    done = invoked("results", "check", "--results", tmp_path)
+    assert done.exit_code == 1
+    assert "study=a/trials: cannot be listed: Not a directory" in done.stdout
+    assert done.stderr == "raytune-eagle: a: 1 problem\nraytune-eagle: b: no problems\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["best", "made"],
+        ["explain", "made"],
+        ["report", "made"],
+        ["compare", "made", "other"],
+        ["query", "select 1"],
+        ["dashboard"],
+        ["nodes"],
+        ["nodes", "--study", "made"],
+        ["results", "check"],
+        ["results", "compact"],
+        ["export", "optuna", "sqlite:///x.db"],
+        ["probe", str(ROOT / "search_spaces" / "tiny_cpu.yaml")],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_results_that_are_a_file(tmp_path, words):
+    """Bad input, exit 2, as where there is no such folder."""
+    (tmp_path / "file").write_text("theirs")
+    done = invoked(*words, "--results", tmp_path / "file")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert re.fullmatch(r"raytune-eagle: .*/file\b.* a file.*; name another\n", done.stderr)
+    assert (tmp_path / "file").read_text() == "theirs"
+
+
+def test_compact_by_command(tmp_path):
+    """The command says what it did, and the second time that there is nothing to do."""
+    write(str(tmp_path), Made(trials=8, requests=16, passes=2))
+    assert "trials: 10 files" in invoked("results", "compact", "--results", tmp_path).output
+    assert invoked("results", "compact", "--results", tmp_path).output == "made: nothing to do\n"
+    assert len(pd.read_parquet(tmp_path / "study=made/trials").number.unique()) == 10
+
+
+def test_thousands_of_files_are_advised_to_be_compacted(tmp_path):
+    """Who asks many single files hears what would make it quick, on stderr; compacted, nothing is said."""
+    write(str(tmp_path), Made(trials=6, requests=16, passes=2))
+    folder = tmp_path / "study=made/trials"
+    for number in range(1001):  # no more than names: they are passed over as torn
+        (folder / f"{number + 100:05d}-aaaaaaaaaaaa.parquet").touch()
+    sql = "select count(*) from requests"
+    said = invoked("query", sql, "--results", tmp_path, "--format", "csv")
+    assert "1,009 files: `raytune-eagle results compact made` would make reading them faster" in said.stderr
+    assert "faster" not in said.stdout
+    for path in folder.glob("*-aaaaaaaaaaaa.parquet"):
+        path.unlink()
+    assert invoked("query", sql, "--results", tmp_path).stderr == ""
