@@ -98,7 +98,8 @@ def run(task: Task, until: float = math.inf, table: Path | None = None) -> dict[
     """Search until within reach or at the cap; a search that never gets there counts as the cap.
 
     Returns:
-        What is kept of it; None when the clock (`time.time`) passed `until` before.
+        What is kept of it: ``cut`` with the launches so far when the clock (`time.time`) passed `until` before its end,
+        None when it had passed at the start.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
@@ -109,17 +110,17 @@ def run(task: Task, until: float = math.inf, table: Path | None = None) -> dict[
         assert table is not None
         found: dict[str, object] = {"regrets": search_replay.regrets(table, task.method, task.seed)}
     else:
-        try:
-            found = _searched(task, until)
-        except TimeoutError:
-            return None
+        found = _searched(task, until)
     return {**task._asdict(), **found, "cpu_s": round(time.process_time() - began, 2)}
 
 
 def _searched(task: Task, until: float) -> dict[str, object]:
     search, rounds, reached = Search(task, until), 0, False
     while not reached and rounds * task.nodes < task.cap:
-        reached = search.round(task.nodes)
+        try:
+            reached = search.round(task.nodes)
+        except TimeoutError:
+            return {"launches": search.launches, "rounds": rounds, "reached": False, "cut": True}
         rounds += 1
     most = -(-task.cap // task.nodes)
     spent = {"launches": search.launches if reached else task.cap, "rounds": rounds if reached else most}
@@ -163,7 +164,7 @@ def known_rows(out: Path) -> dict[Task, dict[str, object]]:
 def results(todo: list[Task], given: argparse.Namespace) -> list[dict[str, object]]:
     """All results, those of earlier calls included; each is kept as soon as it is there."""
     known = known_rows(given.out)
-    fresh = [task for task in todo if task not in known]
+    fresh = [task for task in todo if task not in known or known[task].get("cut")]
     print(f"{len(todo)} searches, {len(todo) - len(fresh)} known from {given.out}, {given.jobs} at a time", flush=True)
     until = time.time() + 60 * given.minutes
     with ProcessPoolExecutor(given.jobs) as pool, given.out.open("a") as file:
@@ -175,8 +176,9 @@ def results(todo: list[Task], given: argparse.Namespace) -> list[dict[str, objec
                 file.flush()
     found = [known[task] for task in todo if task in known]
     if len(found) < len(todo):
-        print(f"NOT RUN: {len(todo) - len(found)} of {len(todo)} searches, for which --minutes left no time; those")
-        print("that it cut short are long ones, so the figures of a method that lacks some are better than it is")
+        print(f"NOT RUN: {len(todo) - len(found)} of {len(todo)} searches, for which --minutes left no time")
+    if any(row.get("cut") for row in found):
+        print("Searches that --minutes cut short count as if the launches so far had been enough")
     return found
 
 
@@ -191,11 +193,12 @@ def encodings(method: str) -> list[str]:
 def ratio(rows: Rows, method: str, others: Sequence[str], kind: str, nodes: int) -> tuple[float, dict[str, int]]:
     """Median rounds of a method over those of the best other, and on how many surfaces each pair was compared.
 
-    An encoding that was run on less than half of the surfaces does not count.
+    An encoding that was run on less than half of the surfaces does not count. Other searches that were cut short count
+    as if the rounds so far had been enough; those of the method itself do not count.
     """
     found: dict[str, dict[object, float]] = {}
     for row in rows:
-        if (row["kind"], row["nodes"]) == (kind, nodes):
+        if (row["kind"], row["nodes"]) == (kind, nodes) and not (row["method"] == method and row.get("cut")):
             found.setdefault(str(row["method"]), {})[row["seed"]] = float(str(row["rounds"]))
     mine = found.get(method, {})
     ratios, counts = [], {}
@@ -210,16 +213,18 @@ def ratio(rows: Rows, method: str, others: Sequence[str], kind: str, nodes: int)
 
 def table(rows: Rows) -> Iterator[str]:
     """A line for each kind and method."""
-    yield f"{'surfaces':14} {'nodes':>5}  {'method':18} {'median':>7} {'90 %':>6} {'rounds':>7} {'never':>6} {'cpu':>6}"
+    heads = f"{'median':>7} {'90 %':>6} {'rounds':>7} {'never':>6} {'cut':>4} {'cpu':>6}"
+    yield f"{'surfaces':14} {'nodes':>5}  {'method':18} {heads}"
     keys = dict.fromkeys((str(r["kind"]), int(str(r["nodes"])), str(r["method"])) for r in rows)
     for kind, nodes, method in sorted(keys, key=lambda key: (key[0] != "plain", *key[:2], list(METHODS).index(key[2]))):
         mine = [r for r in rows if (r["kind"], r["nodes"], r["method"]) == (kind, nodes, method)]
         launches = [float(str(r["launches"])) for r in mine]
         rounds, cpu = (np.median([float(str(r[name])) for r in mine]) for name in ("rounds", "cpu_s"))
-        never = sum(not r["reached"] for r in mine)
+        cut = sum(bool(r.get("cut")) for r in mine)
+        never = sum(not r["reached"] for r in mine) - cut
         yield (
             f"{kind:14} {nodes:5d}  {method:18} {np.median(launches):7.1f} {np.percentile(launches, 90):6.0f} "
-            f"{rounds:7.1f} {never:3d}/{len(mine):<3d} {cpu:6.1f}"
+            f"{rounds:7.1f} {never:3d}/{len(mine):<3d} {cut or '':>4} {cpu:6.1f}"
         )
 
 
