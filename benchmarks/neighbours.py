@@ -2,10 +2,11 @@
 
 Node A launches and measures one configuration again and again, in turn alone and beside node B, which launches,
 measures and stops the same configuration all the while, as in a study with two local nodes. Each has its own half of
-the cores; where that is few they take turns (`raytune_eagle.nodes.turns`). Printed: tokens per second of each launch of
-A, and the ratio of the medians, beside over alone. Last line: one JSON object.
+the cores, and they take turns (`raytune_eagle.nodes.turns`); with --free they do not, which shows what turns are for.
+Printed: tokens per second of each launch of A, and the ratio of the medians, beside over alone. Last line: one JSON
+object.
 
-    python benchmarks/neighbours.py [--rounds 3] [--quick]
+    python benchmarks/neighbours.py [--rounds 3] [--quick] [--free]
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from raytune_eagle.engines.launch import Settings
 from raytune_eagle.model.trial import Completed, Job
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.local import LocalNode
-from raytune_eagle.nodes.turns import turns_on
+from raytune_eagle.nodes.turns import FileTurns, FreeForAll
 from raytune_eagle.space import Space
 from raytune_eagle.workload import load_prompts
 
 SPEC = Path(__file__).parent.parent / "search_spaces" / "tiny_cpu.yaml"
 
 
-def nodes(folder: str) -> list[LocalNode]:
+def nodes(folder: str, turns: FileTurns | FreeForAll) -> list[LocalNode]:
     """Two nodes with half of the cores each."""
     cores = sorted(os.sched_getaffinity(0))
     half = len(cores) // 2
     settings = [Settings(work_dir=Path(folder), cores=tuple(part)) for part in (cores[:half], cores[half : 2 * half])]
     make = partial(make_engine, dict(zip("ab", settings, strict=True)), settings[0])
-    return [LocalNode(name, make(name), lambda _: None, turns_on(folder, half)) for name in "ab"]
+    return [LocalNode(name, make(name), lambda _: None, turns) for name in "ab"]
 
 
 def throughput(node: LocalNode, job: Job) -> float:
@@ -61,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round over few prompts: a rough figure")
+    parser.add_argument("--free", action="store_true", help="without turns")
     options = parser.parse_args()
     space = Space(specfile.load(SPEC))
     prompts = load_prompts(space.spec.workload.prompts)[: 6 if options.quick else None]
@@ -68,7 +70,7 @@ def main() -> None:
     job = Job(study="aa", number=0, kind="trial", config=space.starts[1].config, workload=workload)
     seen: dict[str, list[float]] = {"alone": [], "beside": []}
     with tempfile.TemporaryDirectory() as folder:
-        a, b = nodes(folder)
+        a, b = nodes(folder, FreeForAll() if options.free else FileTurns(folder))
         for _ in range(1 if options.quick else options.rounds):
             seen["alone"].append(throughput(a, job))
             stop = threading.Event()

@@ -23,7 +23,7 @@ from raytune_eagle.model.trial import Event
 from raytune_eagle.nodes import local_ray
 from raytune_eagle.nodes.address import SIMULATED
 from raytune_eagle.nodes.owner import Setup
-from raytune_eagle.nodes.turns import FreeForAll, turns_on
+from raytune_eagle.nodes.turns import FileTurns, FreeForAll
 from raytune_eagle.ports import Engine, Fleet
 from raytune_eagle.simulation import fleet as simulated_fleet
 from raytune_eagle.spec import Spec
@@ -64,8 +64,8 @@ def _join(
 ) -> Iterator[Fleet]:
     os.environ.update(local_ray.environment_for(address))
     nodes_ray = importlib.import_module("raytune_eagle.nodes.ray")  # after the environment: Ray reads it once
-    shares = [len(settings.cores) for settings in engines.values() if settings.cores] if not spec.node.gpus else []
-    turns = turns_on(str(folder), min(shares)) if shares else FreeForAll()
+    shared = not spec.node.gpus and any(settings.cores for settings in engines.values())
+    turns = FileTurns(str(folder)) if shared else FreeForAll()
     make = partial(make_engine, engines, node_settings(spec))
     setup = Setup(spec.name, make, turns, spec.node.grace_s, spool=folder is None)
     fleet: Fleet = nodes_ray.RayFleet(address, setup, spec.node.gpus, on_event)

@@ -19,6 +19,8 @@ from contextlib import closing
 from time import perf_counter
 from typing import NamedTuple, NoReturn
 
+import uvloop
+
 from raytune_eagle.client import Client
 from raytune_eagle.errors import BenchError, SpecError, TrialError
 from raytune_eagle.http_stream import Connections
@@ -76,7 +78,7 @@ def measure(
     """
     if not workload.prompts:
         raise SpecError("workload.prompts: no prompts to send; give at least one")
-    return asyncio.run(_Bench(server, Plan(workload, model, early, judge), progress).run())
+    return uvloop.run(_Bench(server, Plan(workload, model, early, judge), progress).run())
 
 
 class Plan(NamedTuple):

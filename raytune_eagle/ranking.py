@@ -145,7 +145,8 @@ def _status(group: Sequence[TrialRecord], *, measured: bool) -> str:
         return "infeasible"
     if measured:
         return "completed" if any(record.status == "completed" for record in group) else "hopeless"
-    return next((record.status for record in group if record.status in _NEVER_SHOWN), "failed")
+    unmeasured = {*_NEVER_SHOWN, "hopeless"}  # hopeless: ended at another concurrency
+    return next((record.status for record in group if record.status in unmeasured), "failed")
 
 
 def _reason(group: Sequence[TrialRecord]) -> str:

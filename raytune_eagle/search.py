@@ -5,7 +5,6 @@ The Optuna study lives in memory and is rebuilt from the records, so there is no
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,8 +15,8 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from raytune_eagle.errors import SpecError
+from raytune_eagle.lessons import Lessons
 from raytune_eagle.model.config import Config
-from raytune_eagle.model.measurement import Measurement, Request
 from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.outcomes import objective_value, violation
 from raytune_eagle.prior import Prior
@@ -29,7 +28,6 @@ from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.samplers.one_at_a_time import OneAtATimeSampler
 from raytune_eagle.samplers.two_factor import Choice, TwoFactorSampler
 from raytune_eagle.space import Params, Space
-from raytune_eagle.statistics import log_variance
 
 _MOST_ASKS = 200
 """Asks for one proposal, before the unseen points are enumerated: each stays in the study and slows the next."""
@@ -70,7 +68,6 @@ class Search:
         self, space: Space, records: Iterable[TrialRecord], reference: Reference, launch_variance: float = 0.0
     ) -> None:
         self._space, self._objective, self._reference = space, space.spec.objective, reference
-        self._launch_variance = launch_variance
         self._settings = space.spec.search
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(direction="maximize", sampler=_sampler(space))
@@ -80,11 +77,12 @@ class Search:
         # what learns nothing has its order at once: every valid point, as written or shuffled
         orders = {"grid": None, "random": self._settings.seed}
         self._order = space.points(orders[self._settings.sampler]) if self._settings.sampler in orders else None
-        for record in records:
-            if record.kind == "trial":
-                self._seen |= {record.key, space.key(record.config)}  # two where more is known of the nodes by now
-                self._before[space.key(record.config)] = record.config
-                self._replay(record)
+        trials = [record for record in records if record.kind == "trial"]
+        self._lessons = Lessons(len(space.spec.workload.concurrency), trials, reference, launch_variance)
+        for record in trials:
+            self._seen |= {record.key, space.key(record.config)}  # two where more is known of the nodes by now
+            self._before[space.key(record.config)] = record.config
+            self._replay(record)
         starts = [Proposal(s.config, space.key(s.config), s.params) for s in space.starts]
         self._starts = deque({p.key: p for p in starts if p.key not in self._seen}.values())
 
@@ -123,8 +121,12 @@ class Search:
         self._two_factor.learn_from(launches)
 
     def take_prior(self, prior: Prior) -> None:
-        """Ask for nothing that failed in the study's probe; the two-factor sampler begins with its times."""
-        launched = {key for key, config in self._before.items() if prior.refuses(config)}
+        """Ask for nothing that failed in the study's probe; the two-factor sampler begins with its times.
+
+        Entries of ``start_from`` are launched all the same.
+        """
+        given = {self._space.key(start.config): start.config for start in self._space.starts}
+        launched = {key for key, config in {**given, **self._before}.items() if prior.refuses(config)}
         self._prior, self.size = prior, self._space.size - self._space.count(prior.refuses) + len(launched)
         if prior.probed and isinstance(self._study.sampler, TwoFactorSampler):
             self._study.sampler.take_probed(prior.probed)
@@ -145,6 +147,7 @@ class Search:
 
     def tell(self, proposal: Proposal, record: TrialRecord) -> None:
         """Let the sampler learn from a finished launch."""
+        self._lessons.learn(record)
         if proposal.trial is None:
             self._replay(record)
             return
@@ -205,10 +208,10 @@ class Search:
 
     def _learned(self, record: TrialRecord) -> dict[str, Any]:
         """What a launch teaches beside its objective, as `raytune_eagle.samplers.observed` reads it."""
-        if record.status == "lost" or self._cut_short(record):  # a machine's doing; not comparable
+        figures = self._lessons.of(record)
+        if record.status == "lost" or (self._cut_short(record) and not figures):  # a machine's doing; not comparable
             return {observed.REFUSED: True}
-        seconds = {observed.SECONDS: record.ended_at - record.started_at}
-        figures = figures_of(record, self._reference, self._launch_variance)
+        seconds = {} if self._cut_short(record) else {observed.SECONDS: record.ended_at - record.started_at}
         return {**seconds, observed.FIGURES: figures} if figures else seconds
 
     def _cut_short(self, record: TrialRecord) -> bool:
@@ -229,46 +232,6 @@ class Search:
             return TrialState.PRUNED, None
         done = [t.value for t in self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE]) if t.value]
         return (TrialState.COMPLETE, min(done)) if done else (TrialState.FAIL, None)
-
-
-def figures_of(record: TrialRecord, reference: Reference, launch_variance: float = 0.0) -> list[dict[str, Any]]:
-    """accept_len, cycle time and accept histogram, a mapping per concurrency.
-
-    The cycle is what the throughput implies, as an average node would give it, so that the two factors make up
-    just what is searched for. With a `launch_variance` its variance is told: that, and what the passes differ by.
-    """
-    return [
-        {
-            "accept_len": m.accept_len,
-            "cycle_ms": 1000 * m.concurrency * (m.accept_len or 1.0) / _normal_speed(m, record, reference),
-            "accept_histogram": _histogram(record, m.concurrency),
-            "first_ms": _first_ms(record, m.concurrency),
-            "variance": launch_variance and launch_variance + log_variance(m),
-        }
-        for m in (record.outcome.measurements if isinstance(record.outcome, Completed) else ())
-        if m.output_throughput > 0
-    ]
-
-
-def _normal_speed(figures: Measurement, record: TrialRecord, reference: Reference) -> float:
-    return figures.output_throughput * reference.factor(record.node, figures.concurrency, record.started_at)
-
-
-def _counted(record: TrialRecord, concurrency: int) -> list[Request]:
-    return [row for row in record.outcome.requests if row.concurrency == concurrency and row.repeat >= 0]
-
-
-def _histogram(record: TrialRecord, concurrency: int) -> list[int]:
-    """Verify rounds that accepted 0, 1, 2, … drafts."""
-    rows = [row.accept_histogram for row in _counted(record, concurrency)]
-    return [sum(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
-
-
-def _first_ms(record: TrialRecord, concurrency: int) -> float:
-    """Time to first token, spread over the verify rounds."""
-    rows = [row for row in _counted(record, concurrency) if row.ttft_s is not None and row.verify_rounds]
-    rounds = sum(row.verify_rounds or 0 for row in rows)
-    return 1000 * sum(row.ttft_s or 0.0 for row in rows) / rounds if rounds else 0.0
 
 
 def _sampler(space: Space) -> optuna.samplers.BaseSampler:

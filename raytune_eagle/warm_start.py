@@ -14,12 +14,12 @@ from typing import Any
 
 from raytune_eagle.errors import SpecError
 from raytune_eagle.identity import digest, spec_of
+from raytune_eagle.lessons import Lessons
 from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.ports import Fleet
 from raytune_eagle.reference import Reference
 from raytune_eagle.samplers.observed import Launch, measured
-from raytune_eagle.search import figures_of
 from raytune_eagle.space import Params, Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore
@@ -92,8 +92,9 @@ class Source:
                 f"--warm-start {self.path}: nothing of it holds here; accept_len: {', '.join(no_accept)}; "
                 f"cycle times: {', '.join(no_cycle)}"
             )
-        reference = Reference(self.records)
-        found = [_launch(space, record, reference) for record in self.records]
+        levels = len(self.spec.workload.concurrency)
+        lessons = Lessons(levels, self.records, Reference(self.records))
+        found = [_launch(space, record, lessons) for record in self.records]
         return [
             replace(
                 one,
@@ -134,8 +135,8 @@ def known(sources: Iterable[Source], space: Space, workload: Workload, fleet: Fl
     return [launch for source in sources for launch in source.launches(space, workload, hardware)]
 
 
-def _launch(space: Space, record: TrialRecord, reference: Reference) -> Launch | None:
-    figures = figures_of(record, reference)
+def _launch(space: Space, record: TrialRecord, lessons: Lessons) -> Launch | None:
+    figures = lessons.of(record)
     if not figures:
         return None
     return replace(measured(space.params(record.config) | (_here(space, record) or {}), figures), earlier=True)

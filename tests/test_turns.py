@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from raytune_eagle.nodes.turns import FileTurns, FreeForAll, turns_on
+from raytune_eagle.nodes.turns import FileTurns, FreeForAll
 
 pytestmark = pytest.mark.slow  # waiting is what is tested
 
@@ -71,9 +71,3 @@ def test_free_for_all_never_waits():
     turns = FreeForAll()
     with turns.quiet(), turns.busy(), turns.quiet():
         assert turns.quiet() is not None
-
-
-@pytest.mark.parametrize(("cores", "kind"), [(1, FileTurns), (3, FileTurns), (4, FreeForAll), (16, FreeForAll)])
-def test_turns_are_for_nodes_with_few_cores(tmp_path, cores, kind):
-    """Two nodes on two cores measure by turns; nodes with four cores each are not held up by one another."""
-    assert type(turns_on(str(tmp_path), cores)) is kind

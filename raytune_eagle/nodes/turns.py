@@ -1,4 +1,8 @@
-"""Turns on a machine that several nodes share: starts may overlap, measurements are alone."""
+"""Turns on a machine that several nodes share: starts may overlap, measurements are alone.
+
+Cores of one's own are not enough: beside a busy neighbour with four cores too, a node with four cores served 0.88 times
+as many tokens a second as alone (`benchmarks/neighbours.py --free`, 5 launches each on a machine of 32 cores).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,6 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-
-_OWN_CORES = 4
-"""A CPU server, its client and their helpers are taken to keep about two cores busy, so that nodes with twice that need
-not wait for others. Not measured on such a machine yet: `benchmarks/neighbours.py` would show it."""
 
 
 class FreeForAll:
@@ -55,11 +55,6 @@ class FileTurns:
                 yield
             finally:
                 os.close(floor)
-
-
-def turns_on(folder: str, cores: int) -> FileTurns | FreeForAll:
-    """For CPU nodes that share a machine and have `cores` of their own each; `folder` as for `FileTurns`."""
-    return FreeForAll() if cores >= _OWN_CORES else FileTurns(folder)
 
 
 @contextmanager

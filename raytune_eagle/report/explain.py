@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raytune_eagle.errors import SpecError
+from raytune_eagle.lessons import figures_of
 from raytune_eagle.model.measurement import Measurement
 from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.reference import Reference
@@ -22,7 +23,7 @@ from raytune_eagle.samplers.belief import Belief
 from raytune_eagle.samplers.candidates import Params
 from raytune_eagle.samplers.observed import Launch, measured, whole
 from raytune_eagle.samplers.two_factor import Choice
-from raytune_eagle.search import Search, figures_of
+from raytune_eagle.search import Search
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.statistics import LaunchNoise, launch_noise, log_variance, t_975
@@ -162,7 +163,7 @@ def relaunch_noise(records: Sequence[TrialRecord]) -> LaunchNoise:
     """What the cycles of launches of one configuration on one node differ by, whatever they were launched for."""
     groups: dict[tuple[str, str], list[Sequence[Measurement]]] = defaultdict(list)
     for record in records:
-        if isinstance(record.outcome, Completed) and record.outcome.measurements:
+        if isinstance(record.outcome, Completed) and record.outcome.measurements and not record.outcome.hopeless:
             groups[record.node, record.key].append(record.outcome.measurements)
     return launch_noise(_logs(several) for several in groups.values() if len(several) > 1)
 

@@ -110,7 +110,7 @@ def _launch(trial: FrozenTrial) -> Launch | None:
     params = whole(trial.params)
     running = trial.state in {TrialState.RUNNING, TrialState.WAITING}
     figures = [one for one in trial.user_attrs.get(FIGURES) or () if one.get("cycle_ms")]
-    if running or trial.state != TrialState.COMPLETE or not figures:
+    if running or not figures:
         failed = not running and trial.state != TrialState.COMPLETE
         return Launch(params, running=running, failed=failed, seconds=trial.user_attrs.get(SECONDS))
     launch = measured(params, figures)
