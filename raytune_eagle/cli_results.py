@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.export import FORMS as EXPORTS
 from raytune_eagle.report.export import export
-from raytune_eagle.report.query import Query
+from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.render import FORMS, render
 from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.rescore import limited, parse_mix, remixed
@@ -45,6 +46,18 @@ def stdout() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: thousands of records are made and all stay; to search them is a third of it."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def _known(results: str, study: str) -> ParquetStore:
     """The store, with a study of this name in it."""
     store = ParquetStore(results)
@@ -58,13 +71,22 @@ def _known(results: str, study: str) -> ParquetStore:
     return store
 
 
-def _records(results: str, study: str) -> list[TrialRecord]:
-    store = _known(results, study)
-    records = list(store.read(study))
-    say(store.problems(study))
-    if not records:
+def _records(results: str, study: str, *, brief: bool = False) -> list[TrialRecord]:
+    """All launches with their requests, or `brief` without."""
+    with _uncollected():
+        found = _known(results, study).reading(study, brief=brief)
+    say(found.problems)
+    if not found.records:
         raise SpecError(f"study {study!r} under {results} has no trial yet")
-    return records
+    return found.records
+
+
+def _facts(results: str, study: str) -> Facts:
+    """All launches with the requests of those alone that a verdict compares: for thousands of them far quicker."""
+    with _uncollected():
+        found = Facts(_known(results, study), study)
+    say(found.problems)
+    return found
 
 
 @click.command()
@@ -74,6 +96,8 @@ def _records(results: str, study: str) -> list[TrialRecord]:
 @click.option("--schema", is_flag=True, help="List every column with type, unit and meaning instead.")
 def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
     """Answer SQL over the views trials, requests, events and probes (read-only, DuckDB)."""
+    from raytune_eagle.report.query import Query  # noqa: PLC0415 - DuckDB and pandas are a third of a second
+
     if (sql is None) != schema:
         raise SpecError("query: give one SQL statement, or --schema")
     asked = Query(results)
@@ -99,7 +123,7 @@ def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
 )
 def best(study: str, results: str, concurrency: int | None, form: str | None, **again: Any) -> None:
     """Show the winner of STUDY with its interval against plain decoding, or export its launch."""
-    records = _judged(_records(results, study), **again)
+    records = _judged(_records(results, study), **again) if any(again.values()) else _facts(results, study).records
     outcomes = [record.outcome for record in records if isinstance(record.outcome, Completed)]
     measured = sorted({figures.concurrency for outcome in outcomes for figures in outcome.measurements})
     if concurrency is not None and concurrency not in measured:
@@ -168,13 +192,12 @@ def _pasteable(config: Config) -> Config:
 @results_option
 def report(study: str, output: str | None, results: str) -> None:
     """Write one HTML page on STUDY: verdict, charts with their tables, failures, the launch command. Opens offline."""
-    from raytune_eagle.report.facts import Facts  # noqa: PLC0415 - its libraries take a moment to import
-    from raytune_eagle.report.page import page  # noqa: PLC0415
+    from raytune_eagle.report.page import page  # noqa: PLC0415 - its libraries take a moment to import
 
-    store = _known(results, study)
-    _advise(store, [study])
+    _advise(_known(results, study), [study])
     path = Path(output or f"{study}.html")
-    text = page(Facts(store, study))
+    with _uncollected():
+        text = page(_facts(results, study))
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as exc:
@@ -219,8 +242,8 @@ def compare(study_a: str, study_b: str, results: str) -> None:
     """Show STUDY_A and STUDY_B side by side: what differs, plain decoding, the fastest, points in both."""
     from raytune_eagle.report.comparison import compare_studies  # noqa: PLC0415
 
-    sides = [(_records(results, study), _known(results, study).read_events(study)) for study in (study_a, study_b)]
-    compare_studies(sides[0], sides[1], stdout())
+    one, other = (_facts(results, study) for study in (study_a, study_b))
+    compare_studies((one.records, one.events), (other.records, other.events), stdout())
 
 
 @click.group("results")
@@ -277,7 +300,7 @@ def export_optuna(url: str, studies: tuple[str, ...], results: str) -> None:
     from raytune_eagle.report.to_optuna import to_optuna  # noqa: PLC0415
 
     for study in studies or ParquetStore(results).studies():
-        count = to_optuna(_records(results, study), url)
+        count = to_optuna(_records(results, study, brief=True), url)
         click.echo(f"{study}: {count} trials")
 
 

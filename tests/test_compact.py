@@ -79,11 +79,11 @@ def test_a_brief_reading_knows_both_kinds_of_files(results):
     store = ParquetStore(str(results))
     whole = list(store.read("made"))
     for _ in range(2):
-        brief = store.read_brief("made")
+        brief = store.reading("made", brief=True).records
         assert [r.config.command() for r in brief] == [r.config.command() for r in whole]
         assert [r.status for r in brief] == [r.status for r in whole]
         assert not any(r.outcome.requests for r in brief)
-        full = store.with_requests(r for r in brief if r.kind == "baseline")
+        full = store.with_requests(r for r in brief if r.kind == "baseline").records
         assert [r.outcome.requests for r in full] == [r.outcome.requests for r in whole if r.kind == "baseline"]
         store.compact("made")
 
