@@ -28,6 +28,8 @@ from raytune_eagle.store_trials import Answers, number_of, scan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LIKE_A_VALUE = re.compile(r"[0-9._-]+|0[xb][0-9a-f_]+|inf|infinity|epoch|__HIVE_DEFAULT_PARTITION__", re.IGNORECASE)
+FOLDER = "study="
+"""What the name of a study's folder begins with."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -198,9 +200,8 @@ class ParquetStore:
 
     def studies(self) -> list[str]:
         """Names of all studies, in order."""
-        return sorted(
-            name.removeprefix("study=") for name in self._files.entries("", folders=True) if name[:6] == "study="
-        )
+        names = self._files.entries("", folders=True)
+        return sorted(name.removeprefix(FOLDER) for name in names if name.startswith(FOLDER))
 
     def problems(self, study: str) -> list[str]:
         """One line for each file that cannot be used."""
@@ -258,7 +259,7 @@ class ParquetStore:
 
 def _folder(study: str) -> str:
     check_study_name(study)
-    return f"study={study}"
+    return f"{FOLDER}{study}"
 
 
 def _next_name() -> str:

@@ -102,7 +102,8 @@ def _values(row: Row, fields: Iterable[str]) -> Row:
 
 def request_of(row: Row) -> Request:
     """Rebuild one request; a column that its file is too old to have holds the default."""
-    return Request.model_validate({name: value for name, value in row.items() if value is not None and name in _REQUEST})
+    known = {name: value for name, value in row.items() if value is not None and name in _REQUEST}
+    return Request.model_validate(known)
 
 
 def _outcome(rows: Sequence[Row], requests: Sequence[Request]) -> Row:

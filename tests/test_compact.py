@@ -104,8 +104,11 @@ def test_a_study_goes_on_and_is_compacted_again(results):
 
 
 def test_torn_and_foreign_files_are_kept(results):
-    """What is no sound file goes along untouched, and is still named."""
+    """What is no sound file of trials goes along untouched, hidden or not; what looks like one is still named."""
     folder = results / "study=made/trials"
+    (folder / "why.txt").write_text("a note")
+    (folder / ".notes").mkdir()
+    (folder / ".notes" / "more").write_text("hidden")
     (folder / "00077-aaaaaaaaaaaa.parquet").write_bytes(b"torn")
     (folder / "notes.parquet").write_bytes(b"theirs")
     (folder / "loop.parquet").symlink_to("loop.parquet")
@@ -117,6 +120,8 @@ def test_torn_and_foreign_files_are_kept(results):
     assert (folder / "notes.parquet").read_bytes() == b"theirs"
     assert (folder / "loop.parquet").readlink() == Path("loop.parquet")
     assert (folder / "folder.parquet" / "theirs").read_bytes() == b"too"
+    assert (folder / "why.txt").read_text() == "a note"
+    assert (folder / ".notes" / "more").read_text() == "hidden"
     assert len(store.problems("made")) == 4
     assert len(list(store.read("made"))) == 14
 

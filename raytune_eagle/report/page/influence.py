@@ -14,7 +14,7 @@ from raytune_eagle.model.trial import TrialRecord
 _FEWEST = 8
 """Launches below which nothing is said: fewer say more of themselves than of the parameters."""
 MOST = 500
-"""Launches that importances are taken from, evenly out of more: Optuna copies each several times, half a second for a thousand."""
+"""Launches that importances are taken from, evenly out of more: Optuna copies each, a second for a thousand."""
 
 
 class CycleFit(NamedTuple):
