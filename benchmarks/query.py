@@ -4,9 +4,10 @@
 
 The records are made by the cost model of the tests (tests/made_results.py), kept as a file per trial, and once more
 compacted by `results compact`. Each question is asked in a fresh process, median of 3 (of the single files: once); its
-peak of memory is that of the process. What a process pays once is left out on both sides: imports, the first small read, and with it the start of DuckDB (told apart below).
-pandas reads the same compacted files whole, as `pandas.read_parquet(folder)` does, and answers with groupby; for
-comparison also only the columns that it needs. Times are wall clock: run it on a quiet machine.
+peak of memory is that of the process. What a process pays once is left out on both sides: imports, the first small
+read, and with it the start of DuckDB (told apart below). pandas reads the same compacted files whole, as
+`pandas.read_parquet(folder)` does, and answers with groupby; for comparison also only the columns that it needs. Times
+are wall clock: run it on a quiet machine.
 
 It takes about six minutes and 2 GB of disk. `--quick`: 5,000 trials, made compacted, each question three times in one
 process; less than a minute.

@@ -85,7 +85,7 @@ IN_DOCS = [line for page in sorted((ROOT / "docs").glob("*.md")) for line in eag
 
 @pytest.mark.parametrize("line", [*eagle_lines(TEXT), *IN_DOCS])
 def test_every_command_is_one_to_the_parser(line):
-    """Those of every tier, and those in docs/: each value is of its option's kind, each spec is there and reads well."""
+    """Of every tier, and in docs/: each value is of its option's kind, each spec is there and reads well."""
     given = parsed(line).params
     spec = given.get("spec_file", "SPEC.yaml")
     assert spec == "SPEC.yaml" or specfile.load(str(ROOT / spec))
@@ -93,7 +93,13 @@ def test_every_command_is_one_to_the_parser(line):
 
 def test_the_parser_knows_a_wrong_command():
     """The test above would see an option that is gone, a value of another kind, and a command that there never was."""
-    for line in ("run S.yaml --gpus 8", "run S.yaml --nodes many", "runs S.yaml", "results compat", "best s --export x"):
+    for line in (
+        "run S.yaml --gpus 8",
+        "run S.yaml --nodes many",
+        "runs S.yaml",
+        "results compat",
+        "best s --export x",
+    ):
         with pytest.raises(click.UsageError):
             parsed(f"raytune-eagle {line}")
     with pytest.raises(SpecError):
