@@ -7,8 +7,9 @@ import sys
 import click
 
 from raytune_eagle.cli_options import cluster_check
-from raytune_eagle.cli_studies import FAILED, chosen, results_option, stdout
+from raytune_eagle.cli_studies import FAILED, chosen, results_option, say, stdout
 from raytune_eagle.errors import SpecError
+from raytune_eagle.live import Live
 from raytune_eagle.model.trial import Event
 from raytune_eagle.report import console as shown
 from raytune_eagle.store import ParquetStore
@@ -37,6 +38,9 @@ def nodes(study: str | None, where: str | None, results: str) -> None:
     events: list[Event] = max(by_study.values(), key=lambda found: found[-1].at if found else 0.0, default=[])
     if not events:
         raise SpecError(f"no events under {results}: run a study first")
+    live = Live(results, events[0].study)
+    if live.local and live.writer() is None:
+        say([f"nobody runs study {events[0].study!r} now; this is what its nodes did last"])
     stdout().print(shown.node_table(events))
 
 

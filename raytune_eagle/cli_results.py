@@ -257,7 +257,10 @@ def export_optuna(url: str, studies: tuple[str, ...], results: str) -> None:
     from raytune_eagle.report.to_optuna import to_optuna  # noqa: PLC0415
 
     for each in _all_or(studies, results):
-        count = to_optuna(records_of(each, brief=True), url)
+        records = records_of(each, brief=True)
+        if len(records) > _SLOW_FROM:
+            say([f"{each.name}: Optuna's storage takes a minute or two for a thousand of {len(records):,} launches"])
+        count = to_optuna(records, url)
         click.echo(f"{each.name}: {count} trials")
 
 
