@@ -3,7 +3,7 @@
     python benchmarks/query.py [--trials N] [--no-singles] [--quick]
 
 The records are made by the cost model of the tests (tests/made_results.py), kept as a file per trial, and once more
-compacted by `results compact`. Each question is asked in a fresh process, median of 3 (of the single files: once); its
+compacted by `results compact`. Each question is asked in a fresh process, median of 3 (what stands beside: once); its
 peak of memory is that of the process. What a process pays once is left out on both sides: imports, the first small
 read, and with it the start of DuckDB (told apart below). pandas reads the same compacted files whole, as
 `pandas.read_parquet(folder)` does, and answers with groupby; for comparison also only the columns that it needs. Times
@@ -139,7 +139,7 @@ def compare(compacted: Path, singles: Path | None, runs: Runs) -> float:
     worst = 0.0
     for name, (sql, table, columns, answer) in QUERIES.items():
         mine, whole = ours(compacted, sql, runs), theirs(compacted, table, answer, runs)
-        beside = [theirs(compacted, table, answer, runs, columns), ours(singles, sql, ONCE)] if singles else []
+        beside = [theirs(compacted, table, answer, ONCE, columns), ours(singles, sql, ONCE)] if singles else []
         ratio = mine[0] / whole[0]
         worst = max(worst, ratio)
         print(f"{name:40} {_cell(mine)} {_cell(whole)} {ratio:5.2f} {' '.join(map(_cell, beside))}", flush=True)
