@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from raytune_eagle.errors import SpecError, StoreError
-from raytune_eagle.model import TrialRecord
+from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.report.facts import Facts, written_spec
 from raytune_eagle.store import FOLDER, ParquetStore, check_study_name
 
