@@ -111,7 +111,11 @@ def _together(table: str, parts: Sequence[pa.Table]) -> pa.Table:
         parameters |= file_parameters(part.schema)
     schema = table_schema(table, parameters)
     try:
-        whole = pa.concat_tables(parts, promote_options="default").select(schema.names).cast(schema)
+        whole = pa.concat_tables(parts, promote_options="default")
+        for field in schema:
+            if field.name not in whole.column_names:  # all files are older than it
+                whole = whole.append_column(field, pa.nulls(whole.num_rows, field.type))
+        whole = whole.select(schema.names).cast(schema)
     except (pa.ArrowException, KeyError) as error:
         raise StoreError(f"files of {table} that disagree on a column cannot be compacted: {error}") from error
     key = _NUMBER.get(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from raytune_eagle.store_files import open_files
 
 MADE = Made(trials=12, requests=16, passes=2)
 TABLES = ("trials", "requests", "events")
+KEPT = Path(__file__).parent.parent / "results"
 
 
 @pytest.fixture
@@ -124,6 +126,17 @@ def test_torn_and_foreign_files_are_kept(results):
     assert (folder / ".notes" / "more").read_text() == "hidden"
     assert len(store.problems("made")) == 4
     assert len(list(store.read("made"))) == 14
+
+
+@pytest.mark.parametrize("study", sorted(path.name.removeprefix("study=") for path in KEPT.glob("study=*")))
+def test_kept_studies_of_any_schema(study, tmp_path):
+    """The studies of the repository, some older than columns that there are now, are compacted to the same records."""
+    shutil.copytree(KEPT / f"study={study}", tmp_path / f"study={study}")
+    store = ParquetStore(str(tmp_path))
+    before = [list(store.read(study)), store.read_events(study), store.read_probes(study)]
+    assert store.compact(study)
+    assert [list(store.read(study)), store.read_events(study), store.read_probes(study)] == before
+    assert store.problems(study) == []
 
 
 def test_not_while_someone_writes(results):
