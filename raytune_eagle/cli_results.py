@@ -232,8 +232,13 @@ def check(studies: tuple[str, ...], results: str) -> None:
 
 def _all_or(studies: Sequence[str], results: str) -> list[Chosen]:
     """Those that were named, or all that there are."""
+    if studies:
+        return [chosen(results, each) for each in studies]
     store = ParquetStore(results)
-    return [chosen(results, each) for each in studies] or [Chosen(store, name, results) for name in store.studies()]
+    found = [Chosen(store, name, results) for name in store.studies()]
+    if not found:
+        raise SpecError(f"no study under {results}: run one first")
+    return found
 
 
 def _problems(store: ParquetStore, study: str) -> list[str]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import gc
 import shutil
 
+import optuna
 import pytest
+from click.testing import CliRunner
 from made_results import Made, write
 
+from raytune_eagle.cli import main
 from raytune_eagle.cli_studies import chosen, records_of, uncollected
 from raytune_eagle.errors import SpecError
 from raytune_eagle.identity import spec_of
 from raytune_eagle.model.trial import Event
+from raytune_eagle.report.to_optuna import to_optuna
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +75,32 @@ def test_a_spec_of_another_version_is_told():
     started = Event(at=0.0, study="old", name="study_started", detail='{"name": "old", "engine": {"modle": "m"}}')
     with pytest.raises(SpecError, match="study 'old': this version cannot read the spec that it was run with: engine"):
         spec_of([started])
+
+
+@pytest.mark.parametrize("words", ["results check", "results compact", "export optuna sqlite:///x.db", "dashboard"])
+def test_a_folder_without_studies(words, tmp_path, monkeypatch):
+    """Commands over all studies say that there is none, instead of nothing, and make no file."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, [*words.split(), "--results", "nothing"])
+    assert done.exit_code == 2
+    assert done.output == "raytune-eagle: no study under nothing: run one first\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optuna_copy_that_breaks_off_leaves_nothing(folder, tmp_path, monkeypatch):
+    """A copy that is interrupted is taken back, so that the same command can be given again."""
+    url, records = f"sqlite:///{tmp_path}/x.db", records_of(chosen(str(folder), "made"), brief=True)
+
+    write_one = optuna.Study.add_trial
+
+    def interrupted(study, trial):
+        if study.trials:
+            raise KeyboardInterrupt
+        write_one(study, trial)
+
+    monkeypatch.setattr(optuna.Study, "add_trial", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        to_optuna(records, url)
+    monkeypatch.undo()
+    assert optuna.get_all_study_names(url) == []
+    assert to_optuna(records, url) == 3
