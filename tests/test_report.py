@@ -265,7 +265,7 @@ def test_launches_that_ended_early_are_drawn(tmp_path):
         early = record.number == 3 and record.status == "completed"
         change = {"gates": gates} if early else {}
         store.append(record.model_copy(update={"outcome": record.outcome.model_copy(update=change)}))
-    assert store.read_brief("made")[3].status == "hopeless"
+    assert store.reading("made", brief=True).records[3].status == "hopeless"
     facts = Facts(store, "made")
     drawn = {trace["name"]: trace["y"] for trace in ranking(facts, facts.standing(1)).data}
     assert len(drawn["ended early"]) == 1
