@@ -21,7 +21,6 @@ FAKE = ROOT / "tests" / "fakes" / "launch_server.py"
 COMMAND = f"{sys.executable} -m raytune_eagle"
 SPEC = {
     "engine": {"model": "builtin:tiny", "draft": "builtin:tiny"},
-    "node": {"gpus": 0},
     "workload": {"max_new_tokens": 32, "min_passes": 2, "max_passes": 2, "request_timeout_s": 10},
     "space": {
         "speculative": {"num_steps": {"int": [1, 8]}, "eagle_topk": [1, 2, 4], "num_draft_tokens": {"int": [2, 12]}}
@@ -39,9 +38,12 @@ class StudyRun:
         round_ms: per verify round of the fake server: 4 prompts of 32 tokens, 3 passes each, so that a trial takes
             200 to 400 rounds.
         real: hosts that have SGLang itself, on the CPU; its start takes a minute and more beside other work.
+        gpus: of a node.
     """
 
-    def __init__(self, cluster: RayCluster, name: str, trials: int, round_ms: float = 20, real: str = "") -> None:
+    def __init__(
+        self, cluster: RayCluster, name: str, trials: int, round_ms: float = 20, *, real: str = "", gpus: int = 0
+    ) -> None:
         self.cluster, self.name = cluster, name
         self.folder = cluster.lab.folder / f"study-{name}"
         self.folder.mkdir(exist_ok=True)
@@ -49,7 +51,7 @@ class StudyRun:
         self.process: subprocess.Popen[bytes] | None = None
         prompts = self.folder / "prompts.jsonl"
         prompts.write_text("".join(f'{{"id": "{i}", "category": "code", "text": "def f{i}(x):"}}\n' for i in range(4)))
-        spec = {**SPEC, "name": name, "budget": {"trials": trials}}
+        spec = {**SPEC, "name": name, "budget": {"trials": trials}, "node": {"gpus": gpus}}
         spec["workload"] = {**SPEC["workload"], "prompts": str(prompts)}
         spec["engine"] = {
             **SPEC["engine"],
@@ -66,6 +68,7 @@ class StudyRun:
             "#!/bin/sh\n"
             f'case " {real} " in *" $(hostname) "*) exec {sys.executable} "$@";; esac\n'
             f'if [ "$1 $2" = "-m raytune_eagle.engines.cpu" ]; then shift 2; exec {sys.executable} {FAKE} "$@"; fi\n'
+            f'if [ "$1 $2" = "-m sglang.launch_server" ]; then shift 2; exec {sys.executable} {FAKE} "$@"; fi\n'
             f'exec {sys.executable} "$@"\n'
         )
         path.chmod(0o755)
