@@ -7,8 +7,9 @@ Three parts, each by itself with ``--only``; the last line is JSON with one figu
 * driver_vs_ray_tune: seconds per trial that the driver of a study over 4 Ray nodes is at work (ask, dispatch, record,
   tell; all its threads), over those that `tune.Tuner` takes with OptunaSearch, random sampler, trivial trainable, 4
   at once; median of 5 alternating runs. What it takes with its trials, of some milliseconds each, is printed, too.
+  Both keep their results in memory (/dev/shm): a disk is as fast as its other users let it be.
 * late_vs_early: processor seconds per trial around trial 2,000 over those around trial 60, nodes simulated, random
-  sampler; the disk that records are synced to is left out, for it is as fast as its other users let it be.
+  sampler; without the disk.
 
     python benchmarks/orchestration.py [--only busy] [--quick] [--nodes 8]
 """
@@ -26,7 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from http.server import ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +52,7 @@ from raytune_eagle.space import Space  # noqa: E402
 from raytune_eagle.store import ParquetStore  # noqa: E402
 from raytune_eagle.study import Study  # noqa: E402
 
+MEMORY = "/dev/shm"
 START_S, ROUND_MS = 20.0, 75.0
 """4 prompts of 32 tokens, 3 passes, some 270 rounds."""
 SPEC = """
@@ -120,15 +122,15 @@ class StubEngine:
         return self.url
 
 
-def space_of(trials: int, **search: object) -> Space:
-    """The space of SPEC with a budget."""
-    tree = yaml.safe_load(SPEC) | {"budget": {"trials": trials}}
-    return Space(specfile.parse({**tree, "search": {**tree["search"], **search}}))
+@cache
+def space_of(trials: int) -> Space:
+    """The space of SPEC with a budget; to judge its 30,000 points takes seconds, and is no part of any figure."""
+    return Space(specfile.parse(yaml.safe_load(SPEC) | {"budget": {"trials": trials}}))
 
 
-def store_in(folder: str) -> ParquetStore:
-    """Results of `SPEC`, declared as `run` does."""
-    store, space = ParquetStore(folder), space_of(1)
+def store_in(folder: str, space: Space) -> ParquetStore:
+    """Results of a study, declared as `run` does."""
+    store = ParquetStore(folder)
     store.declare(space.spec.name, {dimension.column: dimension.kind for dimension in space.dimensions})
     return store
 
@@ -143,7 +145,7 @@ def workload(prompts: int, tokens: int, passes: int) -> Workload:
 def ray_of(nodes: int) -> Iterator[str]:
     """Address of a Ray of so many nodes on this machine."""
     os.environ.update(local_ray.ENVIRONMENT)
-    with local_ray_of(space_of(1).spec, nodes) as (address, _):
+    with local_ray_of(specfile.parse(yaml.safe_load(SPEC)), nodes) as (address, _):
         yield address
 
 
@@ -171,9 +173,8 @@ def run_on_ray(
     from raytune_eagle.nodes.ray import RayFleet  # noqa: PLC0415 - after the environment of that Ray
 
     (address, nodes), space = place, space_of(trials)
-    with tempfile.TemporaryDirectory() as folder:
-        store = store_in(folder)
-        study = Study(space, work, store)
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        study = Study(space, work, store_in(folder, space))
         fleet = RayFleet(address, Setup(space.spec.name, engine), 0, study.note)
         try:
             while len(fleet.nodes()) < nodes:
@@ -252,6 +253,7 @@ def driver_vs_ray_tune(rounds: int, trials: int) -> float:
 def late_vs_early(trials: int, window: int) -> float:
     """How the driver's own seconds per trial grow."""
     stamps: list[float] = []
+    space = space_of(trials)
 
     def respond(_node: str, job: Job) -> Answer:
         stamps.append(time.process_time())
@@ -259,7 +261,7 @@ def late_vs_early(trials: int, window: int) -> float:
 
     with tempfile.TemporaryDirectory() as folder:
         fleet = SimulatedFleet([f"n{i}" for i in range(8)], respond)
-        Study(space_of(trials), workload(3, 8, 2), store_in(folder)).run(fleet)
+        Study(space, workload(3, 8, 2), store_in(folder, space)).run(fleet)
     steps = [b - a for a, b in pairwise(stamps)]
     early, late = statistics.median(steps[10 : 10 + window]), statistics.median(steps[-window:])
     print(f"late_vs_early: {1000 * early:.2f} ms of processor a trial at first, {1000 * late:.2f} ms at trial {trials}")
