@@ -61,7 +61,7 @@ engine: {model: builtin:tiny, draft: builtin:tiny}
 node: {gpus: 0}
 space:
   speculative: {num_steps: {int: [1, 10]}, eagle_topk: [1, 2, 4, 8], num_draft_tokens: {int: [2, 60]}}
-  args: {mem-fraction-static: [0.5, 0.6, 0.7, 0.8], chunked-prefill-size: [1024, 2048, 4096, 8192, 16384]}
+  args: {mem-fraction-static: [0.5, 0.6, 0.7, 0.8]}
 search: {sampler: random}
 baseline: {every: 1000000}
 confirm: {top: 0}
@@ -124,7 +124,7 @@ class StubEngine:
 
 @cache
 def space_of(trials: int) -> Space:
-    """The space of SPEC with a budget; to judge its 30,000 points takes seconds, and is no part of any figure."""
+    """The space of SPEC with a budget; to judge its points takes seconds, and is no part of any figure."""
     return Space(specfile.parse(yaml.safe_load(SPEC) | {"budget": {"trials": trials}}))
 
 
