@@ -7,9 +7,9 @@ Three parts, each by itself with ``--only``; the last line is JSON with one figu
 * driver_vs_ray_tune: seconds per trial that the driver of a study over 4 Ray nodes is at work (ask, dispatch, record,
   tell; all its threads), over those that `tune.Tuner` takes with OptunaSearch, random sampler, trivial trainable, 4
   at once; median of 5 alternating runs. What it takes with its trials, of some milliseconds each, is printed, too.
-  Both keep their results in memory (/dev/shm): a disk is as fast as its other users let it be.
+  Results are kept in memory (/dev/shm), here and below: a disk is as fast as its other users let it be.
 * late_vs_early: processor seconds per trial around trial 2,000 over those around trial 60, nodes simulated, random
-  sampler; without the disk.
+  sampler.
 
     python benchmarks/orchestration.py [--only busy] [--quick] [--nodes 8]
 """
@@ -218,7 +218,7 @@ def ray_tune(address: str, trials: int) -> float:
     from ray.tune.search import ConcurrencyLimiter  # noqa: PLC0415
     from ray.tune.search.optuna import OptunaSearch  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
         try:
             search = ConcurrencyLimiter(OptunaSearch(sampler=optuna.samplers.RandomSampler(0)), 4)
@@ -259,7 +259,7 @@ def late_vs_early(trials: int, window: int) -> float:
         stamps.append(time.process_time())
         return Answer(completed(surface(job.config) if job.config.speculative else 90.0), 40.0)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         fleet = SimulatedFleet([f"n{i}" for i in range(8)], respond)
         Study(space, workload(3, 8, 2), store_in(folder, space)).run(fleet)
     steps = [b - a for a, b in pairwise(stamps)]
