@@ -9,7 +9,6 @@ Needs root, and from Debian openssh-server, rsync, iproute2, iptables and util-l
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import shutil
@@ -159,9 +158,7 @@ class Lab:
     def __init__(self, count: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rte-lab-", dir="/var/tmp"))
         self.key = self.folder / "key"
-        compiled = Path(f"/tmp/torchinductor_{getpass.getuser()}")  # by torch, for SGLang: a minute anew
-        compiled.mkdir(exist_ok=True)
-        self.keep = f"{ROOT}:{sys.prefix}:{compiled}"
+        self.keep = f"{ROOT}:{sys.prefix}"
         self.operator = Host(self, "op", 254)
         self.hosts = [Host(self, f"h{number}", number) for number in range(1, count + 1)]
         self.peers = " ".join(f"{host.address}={host.name}" for host in [self.operator, *self.hosts])

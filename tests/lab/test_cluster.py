@@ -32,7 +32,7 @@ def test_study_on_all_hosts(study, times):
 def test_real_server_on_one_host(study, cluster, times):
     """SGLang itself on h2, driven from h1 through Ray; meanwhile nothing listens that docs/cluster.md does not name."""
     began = time.monotonic()
-    run = study("real", 3, round_ms=100, real="h2").start()
+    run = study("real", 3, round_ms=60, real="h2").start()
     run.await_line(r"h2 #\d+ +ready", 240)
     times["SGLang on the CPU, on h2: ready"] = time.monotonic() - began
     found = {host.name: everywhere(host) for host in cluster.lab.hosts}
