@@ -61,10 +61,12 @@ def everywhere(host):
 def leak(cluster):
     """A study whose GPU keeps 2,000 MiB after its first trial; that it is given back is waited for for a minute."""
     run = StudyRun(cluster, "leak", 4, gpus=1).start()
-    run.await_trial(cluster.lab.hosts[-1])
-    cluster.use_gpu_memory(2000)
-    yield run
-    run.kill()
+    try:
+        run.await_trial(cluster.lab.hosts[-1])
+        cluster.use_gpu_memory(2000)
+        yield run
+    finally:
+        run.kill()
 
 
 @pytest.mark.usefixtures("leak")  # its minute passes meanwhile

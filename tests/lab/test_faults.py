@@ -135,9 +135,9 @@ def test_results_disk_is_full(study, times):
     run = study("disk", 8, round_ms=5)
     head, results = run.cluster.head, run.folder / "results"
     results.mkdir()
-    head.run("mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(results))
+    head.run("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(results))
     run.start().await_line(r"#\d+ +done", 60)
-    head.shell(f"head -c 8M /dev/zero >{results}/full", check=False)
+    head.shell(f"head -c 300M /dev/zero >{results}/full", check=False)
     run.await_line("No space left.*trials go on", 30)
     at, began = len(run.text()), time.monotonic()
     head.run("rm", f"{results}/full")
