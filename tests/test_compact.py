@@ -167,6 +167,7 @@ def test_what_a_killed_one_left_is_cleared_away(results):
         assert not left.exists()
 
 
+@pytest.mark.slow
 def test_readers_never_see_half(results):
     """Queries that run all the while give every trial once, whichever files they meet."""
     store = ParquetStore(str(results))

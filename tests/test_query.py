@@ -253,6 +253,7 @@ def test_queries_of_several_threads_do_not_meet(results, tmp_path):
     assert found == [[{"s": 70.0}], [{"s": 5.0}]] * 8
 
 
+@pytest.mark.slow
 def test_a_forked_process_can_ask(results):
     """A child of a process that has asked before gets its answer: it does not wait for its parent's threads."""
     sql = "select count(*) as n from trials"

@@ -70,6 +70,7 @@ def test_the_known_winner_leads(facts, text):
     assert command.startswith("NCCL_PROTO=LL ")
 
 
+@pytest.mark.slow
 def test_the_verdict_is_that_of_best(facts, tmp_path):
     """What the page says is what `best` says of all records with all their requests."""
     made = Made(trials=150, requests=16, passes=2)

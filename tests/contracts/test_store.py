@@ -112,6 +112,7 @@ def reopen(request, tmp_path) -> Callable[[], Store]:
     return lambda: ParquetStore("", subtree)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=RECORD)
 def test_a_record_comes_back_equal(tmp_path_factory, wanted):
