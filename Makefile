@@ -52,7 +52,7 @@ test: lint browser
 	$(BIN)/python -m pytest -m "ray or sglang or browser"
 
 # Three hosts made of namespaces, the real `ray up` on them, and the faults of docs/reliability.md.
-# Needs root, and Debian for the packages that it installs. Not part of `make test`.
+# Needs root, and Debian for the packages that it installs. Not part of `make test`; `.ci/run` runs both.
 lab: setup
 	@test "$$(id -u)" = 0 || { echo "make lab: needs root, for namespaces and a bridge of its own" >&2; exit 1; }
 	@dpkg --status $(LAB_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(LAB_PACKAGES); } || { echo "make lab: install $(LAB_PACKAGES)" >&2; exit 1; }

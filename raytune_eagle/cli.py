@@ -15,8 +15,9 @@ from raytune_eagle.cli_bench import bench
 from raytune_eagle.cli_nodes import logs, nodes, status, stop
 from raytune_eagle.cli_plan import doctor, plan
 from raytune_eagle.cli_probe import probe
-from raytune_eagle.cli_results import COMMANDS, FAILED, say
+from raytune_eagle.cli_results import COMMANDS
 from raytune_eagle.cli_run import run
+from raytune_eagle.cli_studies import FAILED, say
 from raytune_eagle.cli_usage import BAD_INPUT, refuse
 from raytune_eagle.errors import RaytuneEagleError, SpecError
 from raytune_eagle.interrupts import INTERRUPTED, end_on_signals

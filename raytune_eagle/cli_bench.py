@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from raytune_eagle.cli_results import FAILED, stdout
+from raytune_eagle.cli_studies import FAILED, stdout
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.workload import load_prompts

@@ -7,8 +7,9 @@ import sys
 import click
 
 from raytune_eagle.cli_options import cluster_check
-from raytune_eagle.cli_results import FAILED, results_option, stdout
+from raytune_eagle.cli_studies import FAILED, chosen, results_option, say, stdout
 from raytune_eagle.errors import SpecError
+from raytune_eagle.live import Live
 from raytune_eagle.model.trial import Event
 from raytune_eagle.report import console as shown
 from raytune_eagle.store import ParquetStore
@@ -32,11 +33,14 @@ def nodes(study: str | None, where: str | None, results: str) -> None:
         stdout().print(shown.live_table(live_nodes(where)))
         return
     store = ParquetStore(results)
-    known = store.studies()
-    by_study = {name: list(store.read_events(name)) for name in ([study] if study else known)}
+    found = [chosen(results, study)[:2]] if study else [(store, name) for name in store.studies()]
+    by_study = {name: list(place.read_events(name)) for place, name in found}
     events: list[Event] = max(by_study.values(), key=lambda found: found[-1].at if found else 0.0, default=[])
     if not events:
         raise SpecError(f"no events under {results}: run a study first")
+    live = Live(results, events[0].study)
+    if live.local and live.writer() is None:
+        say([f"nobody runs study {events[0].study!r} now; this is what its nodes did last"])
     stdout().print(shown.node_table(events))
 
 

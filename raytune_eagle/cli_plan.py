@@ -10,7 +10,7 @@ from rich.console import Console
 from raytune_eagle import specfile
 from raytune_eagle.cli_input import understood, workload_of
 from raytune_eagle.cli_options import CLUSTER, cluster_check, local_or_cluster
-from raytune_eagle.cli_results import FAILED, results_option, say
+from raytune_eagle.cli_studies import FAILED, results_option, say
 from raytune_eagle.errors import Mistakes
 from raytune_eagle.report import console as shown
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from raytune_eagle import specfile
 from raytune_eagle.cli_options import local_or_cluster
-from raytune_eagle.cli_results import FAILED, results_option, say, stdout
+from raytune_eagle.cli_studies import FAILED, results_option, say, stdout
 from raytune_eagle.report.probes import Probing, probe_table
 from raytune_eagle.space import Space
 from raytune_eagle.store import ParquetStore

@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
+from raytune_eagle.cli_studies import (
+    FAILED,
+    Chosen,
+    chosen,
+    facts_of,
+    records_of,
+    results_option,
+    say,
+    stdout,
+    uncollected,
+)
 from raytune_eagle.engines.launch import resolved
 from raytune_eagle.errors import SpecError, StoreError
 from raytune_eagle.model.config import Config
@@ -20,51 +30,12 @@ from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.export import FORMS as EXPORTS
 from raytune_eagle.report.export import export
-from raytune_eagle.report.query import Query
 from raytune_eagle.report.render import FORMS, render
 from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.rescore import limited, parse_mix, remixed
-from raytune_eagle.store import ParquetStore, check_study_name
+from raytune_eagle.store import ParquetStore
 
-FILE_WIDTH = 120
-FAILED = 1
-results_option = click.option(
-    "--results", default="results", show_default=True, help="Folder or pyarrow.fs URI of records."
-)
 _SLOW_FROM = 1000
-
-
-def say(lines: Sequence[str]) -> None:
-    """Tell people: to stderr."""
-    for line in lines:
-        click.echo(f"raytune-eagle: {line}", err=True)
-
-
-def stdout() -> Console:
-    """As wide as the terminal; a file or pipe takes tables that need not be broken."""
-    return Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
-
-
-def _known(results: str, study: str) -> ParquetStore:
-    """The store, with a study of this name in it."""
-    store = ParquetStore(results)
-    try:
-        check_study_name(study)
-    except StoreError as exc:
-        raise SpecError(str(exc)) from exc
-    if study not in store.studies():
-        known = ", ".join(store.studies()) or "none"
-        raise SpecError(f"no study {study!r} under {results}; there are: {known}")
-    return store
-
-
-def _records(results: str, study: str) -> list[TrialRecord]:
-    store = _known(results, study)
-    records = list(store.read(study))
-    say(store.problems(study))
-    if not records:
-        raise SpecError(f"study {study!r} under {results} has no trial yet")
-    return records
 
 
 @click.command()
@@ -74,6 +45,8 @@ def _records(results: str, study: str) -> list[TrialRecord]:
 @click.option("--schema", is_flag=True, help="List every column with type, unit and meaning instead.")
 def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
     """Answer SQL over the views trials, requests, events and probes (read-only, DuckDB)."""
+    from raytune_eagle.report.query import Query  # noqa: PLC0415 - DuckDB and pandas are a third of a second
+
     if (sql is None) != schema:
         raise SpecError("query: give one SQL statement, or --schema")
     asked = Query(results)
@@ -99,7 +72,8 @@ def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
 )
 def best(study: str, results: str, concurrency: int | None, form: str | None, **again: Any) -> None:
     """Show the winner of STUDY with its interval against plain decoding, or export its launch."""
-    records = _judged(_records(results, study), **again)
+    found = chosen(results, study)
+    records = _judged(records_of(found), **again) if any(again.values()) else facts_of(found).records
     outcomes = [record.outcome for record in records if isinstance(record.outcome, Completed)]
     measured = sorted({figures.concurrency for outcome in outcomes for figures in outcome.measurements})
     if concurrency is not None and concurrency not in measured:
@@ -110,11 +84,11 @@ def best(study: str, results: str, concurrency: int | None, form: str | None, **
     if form == "adaptive":
         _export_adaptive(records, measured)
         return
-    chosen = winner(records, concurrency or measured[0]) if measured else None
-    if chosen is None:
+    fastest = winner(records, concurrency or measured[0]) if measured else None
+    if fastest is None:
         say([verdict(records, concurrency or 1)])
         sys.exit(FAILED)
-    click.echo(export(_pasteable(chosen.config), form), nl=False)
+    click.echo(export(_pasteable(fastest.config), form), nl=False)
 
 
 def _judged(records: list[TrialRecord], mix: str | None, limits: Sequence[str]) -> list[TrialRecord]:
@@ -139,13 +113,14 @@ def explain(study: str, results: str) -> None:
     from raytune_eagle.identity import spec_of  # noqa: PLC0415 - only this asks for it
     from raytune_eagle.report.explain import Explanation, lines  # noqa: PLC0415
 
-    records = _records(results, study)
-    known = spec_of(ParquetStore(results).read_events(study))
+    found = chosen(results, study)
+    records, known = records_of(found), spec_of(found.store.read_events(found.name))
     if known is None:
-        raise SpecError(f"study {study!r} under {results} does not say what it searched: no study_started event")
+        raise SpecError(f"study {found.name!r} does not say what it searched: no study_started event")
     if note := shown.simulated_from(records):
         click.echo(note)
-    for line in lines(Explanation(known[0], records)):
+    spec = known[0].model_copy(update={"name": found.name})  # which `run --study` gave it
+    for line in lines(Explanation(spec, records)):
         click.echo(line)
 
 
@@ -168,13 +143,13 @@ def _pasteable(config: Config) -> Config:
 @results_option
 def report(study: str, output: str | None, results: str) -> None:
     """Write one HTML page on STUDY: verdict, charts with their tables, failures, the launch command. Opens offline."""
-    from raytune_eagle.report.facts import Facts  # noqa: PLC0415 - its libraries take a moment to import
-    from raytune_eagle.report.page import page  # noqa: PLC0415
+    from raytune_eagle.report.page import page  # noqa: PLC0415 - its libraries take a moment to import
 
-    store = _known(results, study)
-    _advise(store, [study])
-    path = Path(output or f"{study}.html")
-    text = page(Facts(store, study))
+    found = chosen(results, study)
+    _advise(found.store, [found.name])
+    path = Path(output or f"{found.name}.html")
+    with uncollected():
+        text = page(facts_of(found))
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as exc:
@@ -191,24 +166,25 @@ def dashboard(study: str | None, port: int, results: str) -> None:
     from raytune_eagle.report.dashboard.server import Dashboard, serve  # noqa: PLC0415
     from raytune_eagle.report.dashboard.watch import Watch  # noqa: PLC0415
 
-    store = ParquetStore(results)
-    chosen = study or max(store.studies(), key=lambda name: _last_event(store, name), default="")
-    if not chosen:
-        raise SpecError(f"no study under {results}: run one first")
-    _known(results, chosen)
+    found = chosen(results, study) if study else _latest(results)
     token = secrets.token_urlsafe(16)
 
     def ready(taken: int) -> None:
         click.echo(f"http://127.0.0.1:{taken}/#token={token}")
-        say([f"live page of study {chosen}; Ctrl-C ends the page, not the study"])
+        say([f"live page of study {found.name}; Ctrl-C ends the page, not the study"])
         sys.stdout.flush()
 
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(Dashboard(Watch(results, chosen), token), port, ready))
+        asyncio.run(serve(Dashboard(Watch(found.results, found.name), token), port, ready))
 
 
-def _last_event(store: ParquetStore, study: str) -> float:
-    return max((event.at for event in store.read_events(study)), default=0.0)
+def _latest(results: str) -> Chosen:
+    """The study to which something happened last."""
+    store = ParquetStore(results)
+    last = {name: max((event.at for event in store.read_events(name)), default=0.0) for name in store.studies()}
+    if not last:
+        raise SpecError(f"no study under {results}: run one first")
+    return Chosen(store, max(last, key=lambda name: last[name]), results)
 
 
 @click.command()
@@ -219,8 +195,8 @@ def compare(study_a: str, study_b: str, results: str) -> None:
     """Show STUDY_A and STUDY_B side by side: what differs, plain decoding, the fastest, points in both."""
     from raytune_eagle.report.comparison import compare_studies  # noqa: PLC0415
 
-    sides = [(_records(results, study), _known(results, study).read_events(study)) for study in (study_a, study_b)]
-    compare_studies(sides[0], sides[1], stdout())
+    one, other = (facts_of(chosen(results, study)) for study in (study_a, study_b))
+    compare_studies((one.records, one.events), (other.records, other.events), stdout())
 
 
 @click.group("results")
@@ -233,10 +209,8 @@ def results_group() -> None:
 @results_option
 def compact(studies: tuple[str, ...], results: str) -> None:
     """Put one file in the place of many, for each STUDY (default: all). Readers never see half of it."""
-    store = ParquetStore(results)
-    for study in studies or store.studies():
-        done = _known(results, study).compact(study)
-        words = ", ".join(f"{each.table}: {each.files:,} files, {each.rows:,} rows" for each in done)
+    for store, study, _ in _all_or(studies, results):
+        words = ", ".join(f"{each.table}: {each.files:,} files, {each.rows:,} rows" for each in store.compact(study))
         click.echo(f"{study}: {words or 'nothing to do'}")
 
 
@@ -245,15 +219,26 @@ def compact(studies: tuple[str, ...], results: str) -> None:
 @results_option
 def check(studies: tuple[str, ...], results: str) -> None:
     """Look for torn and foreign files, duplicates and lost requests in each STUDY (default: all); exit 1 if any."""
-    store, found = ParquetStore(results), 0
-    for study in studies or store.studies():
-        lines = _problems(_known(results, study), study)
+    found = 0
+    for store, study, _ in _all_or(studies, results):
+        lines = _problems(store, study)
         found += len(lines)
         for line in lines:
             click.echo(line)
         say([f"{study}: {len(lines) or 'no'} problem{'s' * (len(lines) != 1)}"])
     if found:
         sys.exit(FAILED)
+
+
+def _all_or(studies: Sequence[str], results: str) -> list[Chosen]:
+    """Those that were named, or all that there are."""
+    if studies:
+        return [chosen(results, each) for each in studies]
+    store = ParquetStore(results)
+    found = [Chosen(store, name, results) for name in store.studies()]
+    if not found:
+        raise SpecError(f"no study under {results}: run one first")
+    return found
 
 
 def _problems(store: ParquetStore, study: str) -> list[str]:
@@ -276,9 +261,12 @@ def export_optuna(url: str, studies: tuple[str, ...], results: str) -> None:
     """Write studies into an Optuna storage, for optuna-dashboard; the records stay what `run` goes on from."""
     from raytune_eagle.report.to_optuna import to_optuna  # noqa: PLC0415
 
-    for study in studies or ParquetStore(results).studies():
-        count = to_optuna(_records(results, study), url)
-        click.echo(f"{study}: {count} trials")
+    for each in _all_or(studies, results):
+        records = records_of(each, brief=True)
+        if len(records) > _SLOW_FROM:
+            say([f"{each.name}: Optuna's storage takes a minute or two for a thousand of {len(records):,} launches"])
+        count = to_optuna(records, url)
+        click.echo(f"{each.name}: {count} trials")
 
 
 COMMANDS: Sequence[click.Command] = (query, best, explain, report, dashboard, compare, results_group, export_group)

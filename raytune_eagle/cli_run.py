@@ -15,7 +15,7 @@ from rich.console import Console
 from raytune_eagle import specfile
 from raytune_eagle.cli_input import understood, workload_of
 from raytune_eagle.cli_options import CLUSTER, cluster_check
-from raytune_eagle.cli_results import FAILED, results_option, say, stdout
+from raytune_eagle.cli_studies import FAILED, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, SpecError
 from raytune_eagle.home import home
 from raytune_eagle.interrupts import end_on_signals

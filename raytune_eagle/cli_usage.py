@@ -7,7 +7,7 @@ import math
 
 import click
 
-from raytune_eagle.cli_results import say
+from raytune_eagle.cli_studies import say
 from raytune_eagle.flag_numbers import Limits
 
 BAD_INPUT = 2

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
 
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model.trial import Event
@@ -27,7 +30,7 @@ def check_same(spec: Spec, workload: Workload, events: Iterable[Event]) -> None:
         return
     tree = json.loads(started.detail)
     prompts = tree.pop(_PROMPTS, digest(workload))  # studies of the first days did not keep it
-    old = Spec.model_validate(tree).identity() | {_PROMPTS: prompts}
+    old = _spec(tree, spec.name).identity() | {_PROMPTS: prompts}
     changed = differences(old, spec.identity() | {_PROMPTS: digest(workload)})
     if changed:
         head = f"name: study {spec.name!r} exists with another spec: use another name (--study). What changed:"
@@ -41,7 +44,17 @@ def spec_of(events: Iterable[Event]) -> tuple[Spec, str | None] | None:
         return None
     tree = json.loads(started.detail)
     prompts = tree.pop(_PROMPTS, None)
-    return Spec.model_validate(tree), prompts
+    return _spec(tree, started.study), prompts
+
+
+def _spec(tree: dict[str, Any], study: str) -> Spec:
+    try:
+        return Spec.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "spec"
+        line = f"study {study!r}: this version cannot read the spec that it was run with: {place}: {first['msg']}"
+        raise SpecError(line) from error
 
 
 def digest(workload: Workload) -> str:

@@ -164,7 +164,7 @@ def probe_all(spec: Spec, plan_: Plan, where: str, keep: Keep) -> list[str]:
         probe_here(spec, plan_, local_ray.node_name(0), keep)
         return []
     most = NODE_S + len(plan_.environments) * plan_.limit_s
-    answers = ask_nodes(where, partial(probe_here, spec, plan_, ""), most)
+    answers = ask_nodes(where, partial(probe_here, spec, plan_, ""), most, None)
     if not answers:
         raise NodeError(f"no node of {where} has the resource eagle_node; see cluster.yaml")
     for name, rows in answers.items():

@@ -13,6 +13,7 @@ from raytune_eagle.reference import Reference
 from raytune_eagle.statistics import Interval
 
 _NORMAL_975 = 1.96
+_MOST_NUMBERS = 4
 _NEVER_SHOWN = ("failed", "lost")
 
 
@@ -43,6 +44,13 @@ class Row(Value):
     accept_len: float | None = None
     speedup: float | None = None
     reason: str = ""
+
+    @property
+    def launches(self) -> str:
+        """Numbers of its launches on a line; of many only the first."""
+        if len(self.numbers) <= _MOST_NUMBERS:
+            return ",".join(map(str, self.numbers))
+        return f"{','.join(map(str, self.numbers[:2]))},… ({len(self.numbers)})"
 
 
 def measurement(record: TrialRecord, concurrency: int) -> Measurement | None:

@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs
@@ -28,6 +28,8 @@ from raytune_eagle.store_trials import Answers, number_of, scan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LIKE_A_VALUE = re.compile(r"[0-9._-]+|0[xb][0-9a-f_]+|inf|infinity|epoch|__HIVE_DEFAULT_PARTITION__", re.IGNORECASE)
+FOLDER = "study="
+"""What the name of a study's folder begins with."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -37,6 +39,13 @@ def check_study_name(study: str) -> None:
         raise StoreError(f"{study!r} cannot name a study: letters, digits, '_', '-' and single '.', no other in front")
     if _LIKE_A_VALUE.fullmatch(study):
         raise StoreError(f"{study!r} cannot name a study: readers take it for a number or a date; put a word in front")
+
+
+class Reading(NamedTuple):
+    """Trials by number, and one line for each file (or part of one) that cannot be used."""
+
+    records: list[TrialRecord]
+    problems: list[str]
 
 
 class ParquetStore:
@@ -129,10 +138,20 @@ class ParquetStore:
         found = scan(self._files, _folder(study))
         yield from (each.what for each in found if isinstance(each.what, TrialRecord))
 
-    def read_brief(self, study: str) -> list[TrialRecord]:
-        """As `read`, for thousands of trials: without requests and without what the servers said of themselves."""
-        found = scan(self._files, _folder(study), brief=True)
-        return [each.what for each in found if isinstance(each.what, TrialRecord)]
+    def reading(self, study: str, *, brief: bool = False) -> Reading:
+        """All trials of a study by number, and every file that cannot be used.
+
+        Args:
+            study: its name.
+            brief: for thousands of trials: without requests and without what the servers said of themselves.
+        """
+        found = [each.what for each in scan(self._files, _folder(study), brief=brief)]
+        lines = [each for each in found if isinstance(each, str)]
+        for table in ("events", "probes"):
+            place = f"{_folder(study)}/{table}"
+            loaded = load_all(self._files, table, place, self._files.names(place))
+            lines += [each for _, each in loaded if isinstance(each, str)]
+        return Reading([each for each in found if isinstance(each, TrialRecord)], lines)
 
     def listing(self, study: str) -> tuple[tuple[str, ...], ...]:
         """Names of its files of trials and events: equal as long as nothing was added."""
@@ -143,12 +162,13 @@ class ParquetStore:
         """Files in trials/ of a study."""
         return len(self._files.names(f"{_folder(study)}/trials"))
 
-    def with_requests(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
-        """Trials of one study that `read_brief` gave, with their requests, but for what these hold in lists."""
+    def with_requests(self, records: Iterable[TrialRecord]) -> Reading:
+        """Trials of one study that were read brief, with their requests, but for what these hold in lists."""
         chosen = list(records)
-        wanted = [record.number for record in chosen]
-        answers = Answers(self._files, _folder(chosen[0].study), wanted) if chosen else None
-        return [answers.put_in(record) for record in chosen] if answers else []
+        if not chosen:
+            return Reading([], [])
+        answers = Answers(self._files, _folder(chosen[0].study), [record.number for record in chosen])
+        return Reading([answers.put_in(record) for record in chosen], answers.problems)
 
     def compact(self, study: str) -> list[Compacted]:
         """One file in the place of many, in each table; readers find the old files or the new one, never both.
@@ -180,19 +200,12 @@ class ParquetStore:
 
     def studies(self) -> list[str]:
         """Names of all studies, in order."""
-        return sorted(
-            name.removeprefix("study=") for name in self._files.entries("", folders=True) if name[:6] == "study="
-        )
+        names = self._files.entries("", folders=True)
+        return sorted(name.removeprefix(FOLDER) for name in names if name.startswith(FOLDER))
 
     def problems(self, study: str) -> list[str]:
         """One line for each file that cannot be used."""
-        folder = _folder(study)
-        lines = [each.what for each in scan(self._files, folder) if isinstance(each.what, str)]
-        for table in ("events", "probes"):
-            place = f"{folder}/{table}"
-            loaded = load_all(self._files, table, place, self._files.names(place))
-            lines += [found for _, found in loaded if isinstance(found, str)]
-        return lines
+        return self.reading(study).problems
 
     def _parameters(self, record: TrialRecord) -> dict[str, str]:
         """Declared kinds; without a declaration those that the study's files have, else what the record shows."""
@@ -246,7 +259,7 @@ class ParquetStore:
 
 def _folder(study: str) -> str:
     check_study_name(study)
-    return f"study={study}"
+    return f"{FOLDER}{study}"
 
 
 def _next_name() -> str:

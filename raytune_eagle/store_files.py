@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,12 +33,19 @@ def open_files(root: str, filesystem: fs.FileSystem | None = None) -> Files:
     if filesystem is not None:
         return Files(filesystem, root.rstrip("/"))
     if "://" not in root:
-        return LocalFiles(Path(root).expanduser().absolute())
+        return LocalFiles(_expanded(root).absolute())
     try:
         filesystem, path = fs.FileSystem.from_uri(root)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"{root}: cannot be opened: {_one_line(error)}") from error
     return LocalFiles(Path(path)) if isinstance(filesystem, fs.LocalFileSystem) else Files(filesystem, path.rstrip("/"))
+
+
+def _expanded(root: str) -> Path:
+    try:
+        return Path(root).expanduser()
+    except RuntimeError as error:
+        raise SpecError(f"{root}: no such user; write the whole path") from error
 
 
 def _one_line(error: Exception) -> str:
@@ -70,6 +77,10 @@ class Files:
     def names(self, folder: str) -> list[str]:
         """Sorted visible names that end in ``.parquet``, whatever they name: who opens it is told what is wrong."""
         return [name for name, _ in self._listed(folder) if name.endswith(".parquet") and name[0] not in "._"]
+
+    def others(self, folder: str, names: Collection[str]) -> list[str]:
+        """What is in a folder beside `names`: files, folders and hidden ones, but none that is being written."""
+        return [name for name, _ in self._listed(folder) if name not in names and not name.endswith(TEMPORARY_SUFFIX)]
 
     def _listed(self, folder: str) -> list[tuple[str, bool]]:
         """Sorted names in a folder, each with whether it is a folder itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,8 @@ from raytune_eagle.schema import table_schema
 
 Row = dict[str, Any]
 _FAILURE = ("failure_class", "failure_phase", "failure_detail")
+_NAMES = ("study", "number", "kind", "node", "key")
+_REQUEST, _PHASES, _MEASUREMENT = (frozenset(each.model_fields) for each in (Request, Phases, Measurement))
 
 
 def _microseconds(at: float) -> int:
@@ -94,13 +96,14 @@ def requests_table(record: TrialRecord) -> pa.Table:
     return _table(rows, table_schema("requests"), f"requests of trial {record.number} of {record.study!r}")
 
 
-def _values(row: Row, fields: Mapping[str, Any]) -> Row:
+def _values(row: Row, fields: Iterable[str]) -> Row:
     return {name: row[name] for name in fields}
 
 
 def request_of(row: Row) -> Request:
     """Rebuild one request; a column that its file is too old to have holds the default."""
-    return Request.model_validate({name: row[name] for name in Request.model_fields if row.get(name) is not None})
+    known = {name: value for name, value in row.items() if value is not None and name in _REQUEST}
+    return Request.model_validate(known)
 
 
 def _outcome(rows: Sequence[Row], requests: Sequence[Request]) -> Row:
@@ -110,13 +113,13 @@ def _outcome(rows: Sequence[Row], requests: Sequence[Request]) -> Row:
         "status": "completed" if measured else first["status"],
         "requests": tuple(requests),
         "gates": tuple(map(Gate.of, first["gates"])),
-        "phases": _values(first, Phases.model_fields),
+        "phases": _values(first, _PHASES),
         "server": {"resolved_args": first["resolved_args"], "version": first["sglang_version"] or ""},
     }
     if not measured:
-        return {**shared, **_values(first, dict.fromkeys(_FAILURE)), "log_tail": first["log_tail"] or ""}
+        return {**shared, **_values(first, _FAILURE), "log_tail": first["log_tail"] or ""}
     figures = [row for row in rows if row["output_throughput"] is not None]
-    return {**shared, "measurements": [_values(row, Measurement.model_fields) for row in figures]}
+    return {**shared, "measurements": [_values(row, _MEASUREMENT) for row in figures]}
 
 
 def record_of(rows: Sequence[Row], requests: Sequence[Request]) -> TrialRecord:
@@ -128,7 +131,7 @@ def record_of(rows: Sequence[Row], requests: Sequence[Request]) -> TrialRecord:
     first = rows[0]
     return TrialRecord.model_validate(
         {
-            **_values(first, dict.fromkeys(("study", "number", "kind", "node", "key"))),
+            **_values(first, _NAMES),
             "config": json.loads(first["config_json"]),
             "params": json.loads(first["params_json"]),
             "started_at": first["started_unix_s"],

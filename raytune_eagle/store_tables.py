@@ -79,8 +79,9 @@ def numbers(table: pa.Table, column: str) -> set[int]:
 def compact_study(files: Files, folder: str) -> list[Compacted]:
     """Put one file in the place of the many in each table of a study; nobody else may write it meanwhile.
 
-    Torn and foreign files are kept beside it as they are. The change is one exchange of two folders: a reader finds all
-    the old files or the new one. One that had listed the old ones and not opened them yet has to list again.
+    Torn files and whatever else lies in the folders is kept beside it as it is. The change is one exchange of two
+    folders: a reader finds all the old files or the new one. One that had listed the old ones and not opened them yet
+    has to list again.
 
     Raises:
         StoreError: on a remote filesystem, or one that cannot exchange folders; nothing was changed then.
@@ -98,9 +99,9 @@ def _compact(files: LocalFiles, folder: str, table: str) -> Compacted | None:
     if len(sound) <= 1:
         return None
     whole = _together(table, [found for _, found in sound])
-    left = [name for name, found in loaded if isinstance(found, str)]
-    with files.replacing(folder, table, keep=left) as new:
-        files.write_table(new, _name(table, whole, [name for name, _ in sound]), whole)
+    replaced = {name for name, _ in sound}
+    with files.replacing(folder, table, keep=files.others(place, replaced)) as new:
+        files.write_table(new, _name(table, whole, sorted(replaced)), whole)
     return Compacted(table, len(sound), whole.num_rows)
 
 
@@ -110,7 +111,11 @@ def _together(table: str, parts: Sequence[pa.Table]) -> pa.Table:
         parameters |= file_parameters(part.schema)
     schema = table_schema(table, parameters)
     try:
-        whole = pa.concat_tables(parts, promote_options="default").select(schema.names).cast(schema)
+        whole = pa.concat_tables(parts, promote_options="default")
+        for field in schema:
+            if field.name not in whole.column_names:  # all files are older than it
+                whole = whole.append_column(field, pa.nulls(whole.num_rows, field.type))
+        whole = whole.select(schema.names).cast(schema)
     except (pa.ArrowException, KeyError) as error:
         raise StoreError(f"files of {table} that disagree on a column cannot be compacted: {error}") from error
     key = _NUMBER.get(table)

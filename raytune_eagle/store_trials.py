@@ -43,6 +43,9 @@ class Answers:
     """The requests of trials, from the file of each or from compacted ones.
 
     Of `wanted` alone, and without their histograms and hashes of prefixes, where that is given.
+
+    Attributes:
+        problems: a line for each file of requests that `put_in` could not read.
     """
 
     def __init__(self, files: Files, study_folder: str, wanted: Iterable[int] | None = None) -> None:
@@ -50,6 +53,7 @@ class Answers:
         self._wanted = None if wanted is None else list(wanted)
         self._columns = None if wanted is None else _BRIEF_REQUEST
         self._compacted: dict[int, list[Row]] | None = None
+        self.problems: list[str] = []
 
     def of(self, record_number: int, name: str, expected: int) -> tuple[list[Request], list[str]]:
         """Requests of a trial; when they are lost the trial still counts, and its loss is told."""
@@ -62,8 +66,10 @@ class Answers:
         return ([], [rows]) if isinstance(rows, str) else ([request_of(row) for row in rows], [])
 
     def put_in(self, record: TrialRecord) -> TrialRecord:
-        """The trial with its requests."""
-        requests, _ = self.of(record.number, f"{record.number:05d}-{record.config.uid}.parquet", 1)
+        """The trial with its requests; a file of them that cannot be read is told in `problems`."""
+        name = f"{record.number:05d}-{record.config.uid}.parquet"
+        requests, lost = self.of(record.number, name, 1)
+        self.problems += lost if lost and name in self._files.names(self._folder) else []  # else there may be none
         return record.model_copy(update={"outcome": record.outcome.model_copy(update={"requests": tuple(requests)})})
 
     def _many(self) -> dict[int, list[Row]]:

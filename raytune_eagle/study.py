@@ -240,6 +240,7 @@ class Study:
     def _put_aside(self, fleet: Fleet, node: Node, task: Task, exc: NodeError) -> None:
         pause = self._benches[node.name].put_aside(fleet.now())
         self._say(fleet, "node_quarantined", f"for {pause:.0f} s: {exc}", node, task.number)
+        self._journal.flush()  # for whoever asks `nodes`
 
     def _ask_again(self, fleet: Fleet, node: Node, task: Task, exc: NodeError) -> None:
         if self._tasks.lost(task, node.name):

@@ -36,6 +36,8 @@ from raytune_eagle.weights import Checkpoint
 
 NODE_S = 300.0
 """For a node to answer: a cold file system takes a minute for SGLang's imports."""
+STRAGGLE_S = 60.0
+"""One that hangs keeps the others waiting no longer than this, or than twice what half of them took."""
 _MLA = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration")
 _PLAIN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Targets whose attention backend SGLang chooses without a rule of their own (arg_groups/model_overrides 0.5.20)."""
@@ -114,11 +116,13 @@ def _survey_here(spec: Spec, workload: Workload | None, nodes: int) -> Survey:
     return Survey(seen.facts, (*fits.problems, *_lines(seen)), _version(seen))
 
 
-def ask_nodes(where: str, question: Any, timeout_s: float = NODE_S) -> dict[str, Any]:
-    """Each node's answer, or as text why there is none, by name."""
+def ask_nodes(
+    where: str, question: Any, timeout_s: float = NODE_S, straggle_s: float | None = STRAGGLE_S
+) -> dict[str, Any]:
+    """Each node's answer, or as text why there is none, by name; times as in `joining.ask_every_node`."""
     os.environ.update(local_ray.environment_for(where))
     joining = importlib.import_module("raytune_eagle.nodes.joining")  # after the environment: Ray reads it once
-    answers: dict[str, Any] = joining.ask_every_node(where, question, timeout_s)
+    answers: dict[str, Any] = joining.ask_every_node(where, question, timeout_s, straggle_s)
     return answers
 
 

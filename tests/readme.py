@@ -44,6 +44,11 @@ def blocks(text: str = TEXT) -> list[Block]:
     ]
 
 
+def eagle_lines(text: str) -> list[str]:
+    """Lines that call the command, of every tier, indented however deep, without the comments at their ends."""
+    return [line.split("  #")[0].strip() for line in re.findall(r"^ +(raytune-eagle .*)$", text, re.MULTILINE)]
+
+
 def commands(tier: str) -> list[str]:
     """Every command of a tier."""
     return [line for block in blocks() if block.tier == tier and block.kind == "shell" for line in block.lines]

@@ -79,6 +79,13 @@ class Page:
             "[...document.querySelectorAll('figure[data-chart]')].every(f => !f.offsetParent || f.dataset.drawn)",
         )
 
+    def processor_s(self):
+        """Seconds of processor that the page's process has used, all its threads together."""
+        asked = self.page.context.new_cdp_session(self.page)
+        asked.send("Performance.enable")
+        metrics = {each["name"]: each["value"] for each in asked.send("Performance.getMetrics")["metrics"]}
+        return metrics["ProcessTime"]
+
     def outside(self, *ours):
         return [url for url in self.asked if not url.startswith(("file:", "data:", "blob:", *ours))]
 
@@ -206,7 +213,10 @@ def test_hostile_texts_are_text(browser, tmp_path):
 
 
 def test_five_thousand_trials(browser, tmp_path_factory):
-    """A page of 5,000 trials names the winner, filters, draws every chart and is 8 MB or less; its times are kept."""
+    """A page of 5,000 trials is made in 10 s, answers within 3, names the winner, draws all, and is 8 MB or less.
+
+    Held against the limits is what the processor did for it: a machine that does other things meanwhile takes longer.
+    """
     folder = tmp_path_factory.mktemp("many")
     write_compacted(str(folder), Made(trials=5000, requests=16, passes=2))
     path, seconds = report(folder, "made", folder)
@@ -215,11 +225,13 @@ def test_five_thousand_trials(browser, tmp_path_factory):
     page = seen.open(path.as_uri())
     page.locator("#filter").fill("5/4/16")
     until(page, "[...document.querySelectorAll('#launches tbody tr')].every(r => r.textContent.includes('5/4/16'))")
-    ready = time.monotonic() - began
+    ready, used = time.monotonic() - began, seen.processor_s()
     seen.draw_all()
     SHOTS.mkdir(parents=True, exist_ok=True)
-    figures = {"report_5000_s": seconds, "ready_s": ready, "mb": path.stat().st_size / 1e6}
+    figures = {"report_5000_s": seconds, "ready_s": ready, "ready_cpu_s": used, "mb": path.stat().st_size / 1e6}
     (SHOTS / "figures.json").write_text(json.dumps(figures))
+    assert seconds < 10
+    assert min(ready, used) < 3
     assert "EAGLE3 5/4/16" in page.locator(".verdict:visible .sentence").inner_text()
     assert path.stat().st_size <= 8e6
     assert seen.errors == []

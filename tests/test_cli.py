@@ -25,6 +25,7 @@ def results(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_plan_prints_the_published_kimi_launch():
     """`plan` shows the size, what the rules removed, and the published launch word for word."""
     out = cli("plan", "search_spaces/kimi_k25_8gpu.yaml", "--show", 1, check=0).stdout
@@ -40,6 +41,7 @@ def test_plan_prints_the_published_kimi_launch():
     ) in out
 
 
+@pytest.mark.slow
 def test_query_csv(results):
     """The issue's own query answers as CSV, fastest first, on stdout alone."""
     sql = (
@@ -64,6 +66,7 @@ def test_records_are_read_without_this_package(results):
     assert sorted(table["number"].to_pylist()) == list(range(16))
 
 
+@pytest.mark.slow
 def test_best_names_the_fastest(results):
     """`best` shows the table and the verdict; its winner is the one with the highest throughput."""
     out = cli("best", "s", "--results", results, check=0).stdout
@@ -73,6 +76,7 @@ def test_best_names_the_fastest(results):
     assert out.splitlines()[-1] in set(fastest.launch_command)
 
 
+@pytest.mark.slow
 def test_exports_are_one_launch(results):
     """The three exports spell the same launch."""
     command, env, data = (
@@ -84,12 +88,14 @@ def test_exports_are_one_launch(results):
     assert shlex.join(spelled["argv"]) in shlex.split(env.splitlines()[-1])[0]
 
 
+@pytest.mark.slow
 def test_no_study_of_that_name(results):
     """A wrong name is told with those that there are."""
     done = cli("best", "nothere", "--results", results, check=2)
     assert done.stderr == f"raytune-eagle: no study 'nothere' under {results}; there are: s\n"
 
 
+@pytest.mark.slow
 def test_nodes_says_who_does_what(results):
     """`nodes` lists each node with its state."""
     out = cli("nodes", "--results", results, check=0).stdout
@@ -216,6 +222,7 @@ def test_interrupted_while_it_is_imported(module):
     assert [line for line in err.splitlines() if not line.startswith("import time:")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_waits_ends_on_a_signal(number):
     """Also where it was started in a script's background, which ignores SIGINT; only what nohup ignores stays so."""

@@ -19,6 +19,7 @@ from raytune_eagle.store import ParquetStore
 FAKE = ROOT / "tests" / "fakes" / "launch_server.py"
 
 
+@pytest.mark.slow
 def test_study_without_a_completed_trial_is_no_success(tmp_path):
     """If every trial fails, the table says so and `best --export` exits 1."""
 
@@ -172,6 +173,7 @@ def test_second_run_of_one_study_is_refused(faked):
     run.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_changed_spec_is_refused_with_the_difference(tmp_path):
     """Another spec under the same name: exit 2, the difference shown, nothing launched."""
     made_study(tmp_path / "results")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from raytune_eagle.store_files import open_files
 
 MADE = Made(trials=12, requests=16, passes=2)
 TABLES = ("trials", "requests", "events")
+KEPT = Path(__file__).parent.parent / "results"
 
 
 @pytest.fixture
@@ -79,11 +81,11 @@ def test_a_brief_reading_knows_both_kinds_of_files(results):
     store = ParquetStore(str(results))
     whole = list(store.read("made"))
     for _ in range(2):
-        brief = store.read_brief("made")
+        brief = store.reading("made", brief=True).records
         assert [r.config.command() for r in brief] == [r.config.command() for r in whole]
         assert [r.status for r in brief] == [r.status for r in whole]
         assert not any(r.outcome.requests for r in brief)
-        full = store.with_requests(r for r in brief if r.kind == "baseline")
+        full = store.with_requests(r for r in brief if r.kind == "baseline").records
         assert [r.outcome.requests for r in full] == [r.outcome.requests for r in whole if r.kind == "baseline"]
         store.compact("made")
 
@@ -104,8 +106,11 @@ def test_a_study_goes_on_and_is_compacted_again(results):
 
 
 def test_torn_and_foreign_files_are_kept(results):
-    """What is no sound file goes along untouched, and is still named."""
+    """What is no sound file of trials goes along untouched, hidden or not; what looks like one is still named."""
     folder = results / "study=made/trials"
+    (folder / "why.txt").write_text("a note")
+    (folder / ".notes").mkdir()
+    (folder / ".notes" / "more").write_text("hidden")
     (folder / "00077-aaaaaaaaaaaa.parquet").write_bytes(b"torn")
     (folder / "notes.parquet").write_bytes(b"theirs")
     (folder / "loop.parquet").symlink_to("loop.parquet")
@@ -117,8 +122,21 @@ def test_torn_and_foreign_files_are_kept(results):
     assert (folder / "notes.parquet").read_bytes() == b"theirs"
     assert (folder / "loop.parquet").readlink() == Path("loop.parquet")
     assert (folder / "folder.parquet" / "theirs").read_bytes() == b"too"
+    assert (folder / "why.txt").read_text() == "a note"
+    assert (folder / ".notes" / "more").read_text() == "hidden"
     assert len(store.problems("made")) == 4
     assert len(list(store.read("made"))) == 14
+
+
+@pytest.mark.parametrize("study", sorted(path.name.removeprefix("study=") for path in KEPT.glob("study=*")))
+def test_kept_studies_of_any_schema(study, tmp_path):
+    """The studies of the repository, some older than columns that there are now, are compacted to the same records."""
+    shutil.copytree(KEPT / f"study={study}", tmp_path / f"study={study}")
+    store = ParquetStore(str(tmp_path))
+    before = [list(store.read(study)), store.read_events(study), store.read_probes(study)]
+    assert store.compact(study)
+    assert [list(store.read(study)), store.read_events(study), store.read_probes(study)] == before
+    assert store.problems(study) == []
 
 
 def test_not_while_someone_writes(results):
@@ -149,6 +167,7 @@ def test_what_a_killed_one_left_is_cleared_away(results):
         assert not left.exists()
 
 
+@pytest.mark.slow
 def test_readers_never_see_half(results):
     """Queries that run all the while give every trial once, whichever files they meet."""
     store = ParquetStore(str(results))

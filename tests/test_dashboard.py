@@ -120,6 +120,7 @@ def test_buttons_reach_a_run_and_only_a_run(page, results):
     assert live.wishes() == frozenset()
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_told(page, results):
     """One line that says what to do, exit 2."""
     port = page[0].rsplit(":", 1)[1].strip("/")

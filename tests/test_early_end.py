@@ -53,6 +53,7 @@ def rows(seconds, concurrency=1, count=32):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["quiet", "usual", "loud"])
 def test_of_those_ended_none_would_have_won(noise):
     """Of 700 simulated launches at each of three noises (2,100) at most 0.5 % of the ended ones were better."""
@@ -119,6 +120,7 @@ def night(tmp_path, **search):
     return list(store.read(spec.name))
 
 
+@pytest.mark.slow
 def test_a_study_keeps_them_and_crowns_none(tmp_path):
     """Records say so after a round trip, rank below all that was measured whole, and are no candidate for the end."""
     records = night(tmp_path)
@@ -135,6 +137,7 @@ def test_a_study_keeps_them_and_crowns_none(tmp_path):
     assert all(record.outcome.measurements[0].output_throughput < best_one for record in early)
 
 
+@pytest.mark.slow
 def test_it_saves_hours_and_finds_the_same(tmp_path):
     """With and without: the same winner, in less time; `end_hopeless: false` measures every launch to its end."""
     short, whole = night(tmp_path), night(tmp_path, end_hopeless=False)

@@ -75,6 +75,25 @@ def test_key_and_own_config_file_go_into_a_private_file(settings, tmp_path):
     assert not {"mine", "root"} & set(one.argv)
 
 
+OTHER_RANKS = [{"nnodes": 2}, {"dp": 2}, {"nccl-init-addr": "10.0.0.1:5000"}, "data_parallel_size: 2"]
+
+
+@pytest.mark.parametrize("args", OTHER_RANKS)
+def test_ranks_meet_in_a_private_file(settings, args, tmp_path, monkeypatch):
+    """No store of torch's listens; with ranks of several groups or machines it does; the user's own value wins."""
+    monkeypatch.delenv(launch.INIT_METHOD, raising=False)
+    one = launch.prepare(settings, job())
+    assert one.env[launch.INIT_METHOD] == f"file://{one.secret_dir}/ranks"
+    assert one.env["MASTER_PORT"] == one.argv[one.argv.index("--nccl-port") + 1]
+    if isinstance(args, str):
+        (own := tmp_path / "own.yaml").write_text(args)
+        args = {"config": str(own)}
+    assert launch.INIT_METHOD not in launch.prepare(settings, job(args=args)).env
+    monkeypatch.setenv(launch.INIT_METHOD, "env://")
+    assert launch.prepare(settings, job()).env[launch.INIT_METHOD] == "env://"
+    assert launch.prepare(settings, job(env={launch.INIT_METHOD: "x"})).env[launch.INIT_METHOD] == "x"
+
+
 def test_ports_are_distinct_and_new():
     """Server and NCCL ports differ; so they do from launch to launch."""
     ports = launch.free_ports("127.0.0.1", 20)

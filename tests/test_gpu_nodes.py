@@ -72,6 +72,7 @@ def spec(folder, pair, name, **changes):
     return path
 
 
+@pytest.mark.slow
 def test_plan_of_the_eight_gpu_node(tmp_path, pair):
     """The spec for 8 GPUs is sound: NCCL is on the serving path, and plain decoding is launched under Simple too."""
     done = cli(tmp_path, "plan", spec(tmp_path, pair, "random7b_h200x8.yaml"))
@@ -82,6 +83,7 @@ def test_plan_of_the_eight_gpu_node(tmp_path, pair):
     assert plain
 
 
+@pytest.mark.slow
 def test_the_random_pair_fits(pair):
     """What tools/random_pair.py writes is whole, and draft and target are made for each other."""
     found = [*check_target(str(pair / "target")), *check_draft(str(pair / "draft"), str(pair / "target"))]

@@ -4,21 +4,15 @@ import threading
 import time
 
 import pytest
-from made import completed
+from made_records import plain
 
 from raytune_eagle.errors import StoreError
-from raytune_eagle.model.config import Config
-from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.patience import PatientStore
 from raytune_eagle.store import ParquetStore
 
 
 def record(number=0):
-    config = Config(model="/m")
-    times = {"started_at": 1.0, "ended_at": 2.0}
-    return TrialRecord(
-        study="s", number=number, kind="baseline", node="a", config=config, key="k", outcome=completed(9), **times
-    )
+    return plain(number, 9.0)
 
 
 def away(folder):

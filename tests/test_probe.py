@@ -71,6 +71,7 @@ def gpu_tree(**nccl):
     return {**TREE, "engine": engine, "node": {"gpus": 2}, "space": space}
 
 
+@pytest.mark.slow
 def test_two_ranks_really_reduce_on_a_cpu(tmp_path):
     """Without a GPU two processes reduce over gloo at the sizes of each step, and every size is kept with its time."""
     done = command(tmp_path, TREE)
@@ -86,6 +87,7 @@ def test_two_ranks_really_reduce_on_a_cpu(tmp_path):
     assert "default" in done.stdout
 
 
+@pytest.mark.slow
 def test_one_rank_has_nothing_to_reduce(tmp_path):
     """At tensor-parallel size 1 the command says that NCCL is not on the serving path, and starts nothing."""
     tree = {**gpu_tree(NCCL_PROTO=[None, "LL"]), "node": {"gpus": 1}, "engine": {**TREE["engine"], "args": {}}}
@@ -110,6 +112,7 @@ def probed(tmp_path_factory):
     return done, by_env
 
 
+@pytest.mark.slow
 def test_every_environment_is_timed_at_every_size(probed):
     """NCCL is timed in CUDA graphs, with what it says it took; Simple costs what it costs."""
     _, by_env = probed
@@ -143,6 +146,7 @@ def test_nothing_is_left_of_what_hung(probed):
     assert not running()
 
 
+@pytest.mark.slow
 def test_the_default_comes_first_and_the_budget_is_kept(tmp_path):
     """`--most` times the default, then the starts, then what sets fewest variables."""
     tree = gpu_tree(NCCL_PROTO=[None, "Simple"], NCCL_MAX_NCHANNELS=[None, 8])
@@ -154,6 +158,7 @@ def test_the_default_comes_first_and_the_budget_is_kept(tmp_path):
     assert [len(env) for env in envs] == [0, 2, 1]
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_is_told(tmp_path):
     """An interpreter without torch is the machine's trouble: one line with its last words, exit 1."""
     bare = tmp_path / "bare"
@@ -164,6 +169,7 @@ def test_a_machine_that_cannot_is_told(tmp_path):
     assert "cannot time all-reduces: ModuleNotFoundError: No module named 'torch'" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_view_answers(tmp_path):
     """What was probed is there for `query`."""
     command(tmp_path, TREE)
@@ -175,6 +181,7 @@ def test_the_view_answers(tmp_path):
     assert done.stdout.split() == ["step,sizes", "decode,2", "draft,3", "verify,7"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_probe_keeps_what_it_has(tmp_path):
     """Ctrl-C while a setting hangs: exit 130, what was timed before is kept, and what hung is gone."""
     tree = gpu_tree(NCCL_PROTO=[None, "Simple"]) | {"start_from": [{"NCCL_P2P_LEVEL": "LOC"}]}

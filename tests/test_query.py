@@ -1,26 +1,22 @@
-"""SQL over the results: what it may and may not do, what it says when it cannot, and how answers are spelled."""
+"""SQL over the results: what it may and may not do, and what it says when it cannot."""
 
 from __future__ import annotations
 
-import csv
-import datetime as dt
-import io
-import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from made_records import figures, trial
 from pyarrow import fs
 
 from raytune_eagle.errors import SpecError, StoreError
 from raytune_eagle.model.config import Config
-from raytune_eagle.model.measurement import Measurement, Request
+from raytune_eagle.model.measurement import Request
 from raytune_eagle.model.trial import Completed, Event, TrialRecord
 from raytune_eagle.report.columns import results_readme
 from raytune_eagle.report.query import Query
@@ -29,18 +25,13 @@ from raytune_eagle.schema import TABLES, VERSION_KEY
 from raytune_eagle.store import ParquetStore
 from raytune_eagle.store_files import Files
 
-MEASURED = dict.fromkeys(Measurement.model_fields, 1) | {"stable": True}
-
 
 def record(study: str, number: int, throughput: float, **params: object) -> TrialRecord:
     """A completed trial with one request."""
     request = Request(concurrency=1, repeat=0, prompt_id="p", category="code", started_s=0.0, latency_s=number + 1.0)
-    outcome = Completed(
-        measurements=(Measurement.model_validate(MEASURED | {"output_throughput": throughput}),), requests=(request,)
-    )
-    fields = {"study": study, "number": number, "kind": "trial", "node": "n", "config": Config(model="m"), "key": "k"}
-    times = {"started_at": 0.0, "ended_at": 1.5}
-    return TrialRecord.model_validate({**fields, **times, "params": params, "outcome": outcome})
+    outcome = Completed(measurements=(figures(throughput, 1.0),), requests=(request,))
+    config = Config(model="m")
+    return trial(number, None, study=study, config=config, ended_at=1.5, params=params, outcome=outcome)
 
 
 @pytest.fixture
@@ -262,6 +253,7 @@ def test_queries_of_several_threads_do_not_meet(results, tmp_path):
     assert found == [[{"s": 70.0}], [{"s": 5.0}]] * 8
 
 
+@pytest.mark.slow
 def test_a_forked_process_can_ask(results):
     """A child of a process that has asked before gets its answer: it does not wait for its parent's threads."""
     sql = "select count(*) as n from trials"
@@ -294,39 +286,6 @@ def test_readme_agrees_with_the_schema():
     assert all(f"| {column.name} | {column.type} |" in page for columns in TABLES.values() for column in columns)
 
 
-TABLE = pa.table(
-    {
-        "text": ['a,"b"\n', None],
-        "number": [1.5, float("nan")],
-        "yes": [True, None],
-        "sum": pa.array([Decimal(3), None], pa.decimal128(38, 0)),
-        "list": [[1, 2], None],
-        "map": pa.array([[("k", "v")], None], pa.map_(pa.string(), pa.string())),
-        "at": pa.array([dt.datetime(2026, 1, 2, tzinfo=dt.UTC), None], pa.timestamp("us", "UTC")),
-    }
-)
-
-
-def test_json_is_parsed_back():
-    """JSON holds every value in its own kind, and null for what it cannot spell."""
-    first, second = json.loads(render(TABLE, "json"))
-    assert list(first.values()) == ['a,"b"\n', 1.5, True, 3, [1, 2], {"k": "v"}, "2026-01-02T00:00:00Z"]
-    assert set(second.values()) == {None}
-
-
-def test_csv_is_parsed_back():
-    """CSV quotes what it must; lists and maps are JSON, null is empty."""
-    found = list(csv.reader(io.StringIO(render(TABLE, "csv").decode())))
-    assert found[0] == TABLE.column_names
-    assert found[1] == ['a,"b"\n', "1.5", "true", "3", "[1, 2]", '{"k": "v"}', "2026-01-02T00:00:00Z"]
-    assert found[2] == [""] * 7
-
-
-def test_parquet_is_parsed_back():
-    """Parquet gives the same table again."""
-    assert pq.read_table(pa.BufferReader(render(TABLE, "parquet"))).schema == TABLE.schema
-
-
 @pytest.mark.parametrize("width", [30, 60, 100])
 def test_a_table_fits_the_terminal(results, width):
     """No line is wider than the terminal, however many columns there are, and each value is there."""
@@ -334,24 +293,3 @@ def test_a_table_fits_the_terminal(results, width):
         text = render(Query(str(results)).run(sql), "table", width).decode()
         assert max(len(line) for line in text.splitlines()) <= width
         assert "40" in text
-
-
-def test_a_long_value_is_cut_in_a_table_alone():
-    """A table is for the eye: a value of thousands of characters is cut and says how long it is; json has all of it."""
-    table = pa.table({"log": ["x" * 9000], "number": [1]})
-    text = render(table, "table", 100).decode()
-    assert len(text) < 2000
-    assert "(9,000 characters" in " ".join(text.split())
-    assert json.loads(render(table, "json"))[0]["log"] == "x" * 9000
-
-
-def test_an_empty_answer_is_said():
-    """A table without rows says so instead of showing nothing."""
-    assert b"no rows" in render(TABLE.slice(0, 0), "table", 80)
-    assert b"no rows" in render(TABLE.slice(0, 0), "table", 20)
-
-
-def test_an_unknown_format_is_refused():
-    """The formats are named when another is asked for."""
-    with pytest.raises(SpecError, match="'xml' is not one of table, csv, json, parquet"):
-        render(TABLE, "xml")

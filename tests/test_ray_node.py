@@ -14,11 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from made_interpreter import make_interpreter
-from rigs import FAKE, Rig, fake_servers, job
+from rigs import FAKE, SPEC, Rig, fake_servers, job
 
+from raytune_eagle import cluster, specfile, survey
 from raytune_eagle.errors import NodeError
 from raytune_eagle.model.trial import Completed
+from raytune_eagle.nodes import local_ray
 from raytune_eagle.store import ParquetStore
 
 
@@ -127,6 +130,29 @@ def _ray_folder(process):
 
 def _in_our_ray(process):
     return _ray_folder(process).startswith("/tmp/rte-")
+
+
+@pytest.mark.ray
+def test_a_node_that_hangs_is_not_waited_for(tmp_path, caplog, monkeypatch):
+    """Once the other has answered it has three seconds: then the question is over, and it is named."""
+
+    def question():
+        try:
+            (tmp_path / "first").touch(exist_ok=False)
+        except FileExistsError:
+            time.sleep(60)
+
+    for name, value in local_ray.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("raytune_eagle.nodes.joining._TELL_S", 1.0)
+    spec = specfile.parse(yaml.safe_load(SPEC))
+    with cluster.local_ray_of(spec, 2) as (address, _):
+        began = time.monotonic()
+        answers = survey.ask_nodes(address, question, 60, straggle_s=3)
+        assert time.monotonic() - began < 30
+    assert sorted(answers.values(), key=str) == [None, "it did not answer in time"]
+    (late,) = [name for name, answer in answers.items() if answer]
+    assert re.search(rf"no answer after \d+ s from {late};", caplog.text)
 
 
 GPU_SPEC = """

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 import yaml
-from readme import ROOT, RUN_BY, TEXT, blocks, commands
+from readme import ROOT, RUN_BY, TEXT, blocks, commands, eagle_lines
 
 from raytune_eagle import specfile
 from raytune_eagle.cli import main
+from raytune_eagle.errors import SpecError
 
 HERE = Path(__file__).parent
 QUICK = commands("quick")
@@ -66,10 +69,48 @@ def test_targets_for_who_works_on_it(line):
     assert "pytest" in done.stdout or (scripts and all((ROOT / script).is_file() for script in scripts))
 
 
-@pytest.mark.parametrize("line", [line for line in commands("gpu") if line.startswith("raytune-eagle run")])
-def test_commands_for_gpus_are_well_formed(line):
-    """What needs 8 GPUs names a spec that there is and reads well."""
-    assert specfile.load(str(ROOT / line.split()[2]))
+def parsed(line):
+    """What the command's own parser makes of a line: the command that would run, and its arguments and options."""
+    context = main.make_context("raytune-eagle", shlex.split(line)[1:])
+    name, command, rest = main.resolve_command(context, [*context._protected_args, *context.args])
+    while isinstance(command, click.Group):
+        context = command.make_context(name, rest, parent=context)
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    return command.make_context(name, rest, parent=context)
+
+
+IN_DOCS = [line for page in sorted((ROOT / "docs").glob("*.md")) for line in eagle_lines(page.read_text("utf-8"))]
+"""Commands that stand on lines of their own in docs/."""
+
+
+@pytest.mark.parametrize("line", [*eagle_lines(TEXT), *IN_DOCS])
+def test_every_command_is_one_to_the_parser(line):
+    """Of every tier, and in docs/: each value is of its option's kind, each spec is there and reads well."""
+    given = parsed(line).params
+    spec = given.get("spec_file", "SPEC.yaml")
+    assert spec == "SPEC.yaml" or specfile.load(str(ROOT / spec))
+
+
+def test_the_parser_knows_a_wrong_command():
+    """The test above would see an option that is gone, a value of another kind, and a command that there never was."""
+    for line in (
+        "run S.yaml --gpus 8",
+        "run S.yaml --nodes many",
+        "runs S.yaml",
+        "results compat",
+        "best s --export x",
+    ):
+        with pytest.raises(click.UsageError):
+            parsed(f"raytune-eagle {line}")
+    with pytest.raises(SpecError):
+        parsed("raytune-eagle run S.yaml --cluster nowhere")
+
+
+def test_what_pip_is_asked_for_exists():
+    """Extras that the README installs are extras of the package, and those that it names in words too."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    asked = re.findall(r"raytune-eagle\[(\w+)\]|the extra `(\w+)`", TEXT)
+    assert {"gpu", "gp"} == {one or other for one, other in asked} <= set(extras)
 
 
 @pytest.mark.parametrize("text", [block.text for block in blocks() if block.kind == "yaml"])

@@ -70,6 +70,7 @@ def test_the_known_winner_leads(facts, text):
     assert command.startswith("NCCL_PROTO=LL ")
 
 
+@pytest.mark.slow
 def test_the_verdict_is_that_of_best(facts, tmp_path):
     """What the page says is what `best` says of all records with all their requests."""
     made = Made(trials=150, requests=16, passes=2)
@@ -265,7 +266,7 @@ def test_launches_that_ended_early_are_drawn(tmp_path):
         early = record.number == 3 and record.status == "completed"
         change = {"gates": gates} if early else {}
         store.append(record.model_copy(update={"outcome": record.outcome.model_copy(update=change)}))
-    assert store.read_brief("made")[3].status == "hopeless"
+    assert store.reading("made", brief=True).records[3].status == "hopeless"
     facts = Facts(store, "made")
     drawn = {trace["name"]: trace["y"] for trace in ranking(facts, facts.standing(1)).data}
     assert len(drawn["ended early"]) == 1

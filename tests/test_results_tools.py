@@ -103,6 +103,7 @@ def test_a_mix_that_is_none(text):
         parse_mix(text)
 
 
+@pytest.mark.slow
 def test_mixes_and_limits_by_command(folder):
     """The command takes both, says which categories there are, and which limits."""
     assert "EAGLE3 5/4/16" in invoked("best", "made", "--results", folder, "--mix", "code=7,chat=3").output
@@ -166,6 +167,7 @@ def test_adaptive_needs_chains(records):
         adaptive(records, [1, 8])
 
 
+@pytest.mark.slow
 def test_optuna_opens_the_export(folder, records, tmp_path):
     """Optuna reads back every searched launch: parameters, values, states, what failed and why."""
     url = f"sqlite:///{tmp_path / 'x.db'}"
@@ -183,6 +185,7 @@ def test_optuna_opens_the_export(folder, records, tmp_path):
     assert study.best_trial.user_attrs["number"] == best.number
 
 
+@pytest.mark.slow
 def test_an_export_overwrites_nothing(folder, records, tmp_path):
     """A storage that has the study already, or is none, is refused in one line."""
     url = f"sqlite:///{tmp_path / 'x.db'}"

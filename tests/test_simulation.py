@@ -61,6 +61,7 @@ def test_a_night_in_virtual_time(tmp_path):
         assert row["ended_unix_s"] - row["started_unix_s"] > 300
 
 
+@pytest.mark.slow
 def test_goes_on_and_repeats_nothing(tmp_path):
     """A second run with a larger budget adds what is missing; the first launches stand as they were."""
     command(tmp_path, "--cluster", "simulated:kimi-k25", "--trials", "3")
@@ -72,6 +73,7 @@ def test_goes_on_and_repeats_nothing(tmp_path):
     assert after.items() >= before.items()
 
 
+@pytest.mark.slow
 def test_measured_and_simulated_never_in_one_study(tmp_path):
     """Going on for real, or with another model, is refused with one line; so is the other way round."""
     command(tmp_path, "--cluster", "simulated:kimi-k25")

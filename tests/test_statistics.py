@@ -50,6 +50,7 @@ def test_a_difference_on_some_prompts_only_is_less_sure():
     assert np.log(uneven.high / uneven.low) > 2 * np.log(even.high / even.low)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [2, 3, 8])
 def test_interval_of_throughput_holds_the_truth(passes):
     """The 95 % interval covers the true throughput in 91 to 99 % of 200 benches, with few passes as with many."""
@@ -117,6 +118,7 @@ def test_compare_refuses_what_cannot_be_compared():
         compare([row(), row(concurrency=2)], [row()])
 
 
+@pytest.mark.slow
 def test_passes_that_agree_by_luck_do_not_end_a_bench():
     """Stopping at the first narrow interval picks the lucky ones: never after two passes, and the truth is held."""
     truth, stops, held = Truth(passes=8), [], []

@@ -205,6 +205,7 @@ def test_events_tell_the_story():
     assert SPEC  # the text that all of this came from
 
 
+@pytest.mark.slow
 def test_stops_when_nothing_is_worth_a_launch():
     """With search.stop_below the search ends before its budget, says why and what it gives up, and stays ended."""
     store = ListStore()

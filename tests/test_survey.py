@@ -54,6 +54,7 @@ def test_facts_of_this_machine(tmp_path):
     assert (known.architecture, known.mla, known.arch) == ("LlamaForCausalLM", False, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "is_h20"), [("NVIDIA H20", True), ("NVIDIA H20-3e", True), ("NVIDIA H200", False)])
 def test_an_h20_is_told_from_an_h200(tmp_path, name, is_h20):
     """By the name that NVML gives: their fusion differs in older versions."""
@@ -101,6 +102,7 @@ def test_a_machine_that_is_no_node_asks_an_sglang_of_the_assumed_version_only(tm
     assert [line.split(":")[0] for line in other.notes] == ["engine.version"]
 
 
+@pytest.mark.slow
 def test_a_study_is_not_done_by_what_is_only_assumed_of_its_nodes(tmp_path):
     """All points that NVLink leaves were launched, not those of a node without: `run` looks at the nodes first."""
     path = tmp_path / "s.yaml"
@@ -121,6 +123,7 @@ def test_a_study_is_not_done_by_what_is_only_assumed_of_its_nodes(tmp_path):
     assert done.stderr.startswith("raytune-eagle: node.gpus: 1 node(s) of 8 GPUs need 8")
 
 
+@pytest.mark.slow
 def test_the_kimi_spec_is_planned_for_machines_that_are_not_here():
     """Nothing is claimed of GPUs and files that are not here; custom all-reduce is taken for granted."""
     known = planned(specfile.load(KIMI)).facts

@@ -83,6 +83,7 @@ def test_sixteen_nodes_at_once():
     assert launches("two-factor", nodes=16, cap=64) <= 48
 
 
+@pytest.mark.slow
 def test_learns_what_fails():
     """Where a fifth of the points fails it still arrives, and of its first 30 launches at most 12 fail."""
     study, truth, rng = made_study(), surface(4, "failing"), np.random.default_rng(0)
@@ -101,6 +102,7 @@ def test_learns_what_fails():
     assert max(trial.value or 0 for trial in study.trials) > 0.9 * truth.speed.max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "kind"), [(15, "plain"), (30, "plain"), (80, "plain"), (80, "misspecified")])
 def test_intervals_hold(count, kind):
     """90 % intervals cover 80 to 97 % of 1,800 points that were never launched, over six surfaces.
@@ -186,6 +188,7 @@ def test_every_point_once():
     assert study.sampler.choices(study, 1) == []
 
 
+@pytest.mark.slow
 def test_alone_it_finds_the_space_itself():
     """Without candidates the first launch is random, the others come from what trials were asked for."""
     study = optuna.create_study(direction="maximize", sampler=TwoFactorSampler(seed=1))
@@ -248,6 +251,7 @@ def test_points_of_distributions():
         from_distributions(wide)
 
 
+@pytest.mark.slow
 def test_ten_million_points():
     """Of a space too large for one look each ask sees another part, and repeats nothing."""
     trees = [(steps, topk, tokens) for steps in range(1, 11) for topk in (2, 4, 8) for tokens in range(11, 60)]

@@ -16,6 +16,8 @@ from raytune_eagle.store import ParquetStore
 from raytune_eagle.study import Study
 from raytune_eagle.workload import load_prompts
 
+pytestmark = pytest.mark.slow  # what they ask is a study of seconds
+
 SPEC = {
     "name": "before",
     "engine": {"model": "/m", "draft": "/d/golden", "args": {"tp-size": 8, "disable-custom-all-reduce": True}},

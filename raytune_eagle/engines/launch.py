@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import yaml
 from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.model.config import Config
 from raytune_eagle.model.trial import Job
+from raytune_eagle.rules import ALIASES
 
 SECRET_FLAGS = ("api-key", "admin-api-key")
 ENV = {
@@ -25,6 +26,11 @@ ENV = {
     "GLOO_SOCKET_IFNAME": "lo",  # a server's processes are all on this machine; else the address of its name is taken
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # or each look at /health would cost a generation
 }
+
+INIT_METHOD = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
+"""How ranks meet (``environ.py``, SGLang 0.5.12-0.5.23; older ones ignore it and meet at ``--nccl-port``)."""
+_OTHER_RANKS = ("nnodes", "dist-init-addr", "dp-size", "elastic-ep-backend")
+"""With these not all ranks are of one group, or not all on this machine: SGLang has them meet as it thinks right."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +149,10 @@ def prepare(settings: Settings, job: Job) -> Launch:
         yaml.safe_dump(given, out)
     port, nccl_port = free_ports(settings.host, 2)
     address = ["--host", settings.host, "--port", str(port), "--nccl-port", str(nccl_port), "--config", str(file)]
+    meeting = _meeting(words, given, secret_dir / "ranks") | _shared_memory(settings, nccl_port)
     return Launch(
         argv=(settings.interpreter, *config.launcher[1:], *words, *address),
-        env=_environment(settings, config),
+        env={**meeting, **_environment(settings, config)},
         host=settings.host,
         port=port,
         key=key,
@@ -154,6 +161,19 @@ def prepare(settings: Settings, job: Job) -> Launch:
         model=config.model,
         cores=settings.cores,
     )
+
+
+def _meeting(words: Sequence[str], given: Mapping[str, object], file: Path) -> dict[str, str]:
+    """Ranks of one machine meet in a file of their own: torch's TCPStore would listen on every address."""
+    named = [*(word.removeprefix("--").partition("=")[0] for word in words if word.startswith("--")), *given]
+    if any(ALIASES.get(name, name) in _OTHER_RANKS for name in (each.replace("_", "-") for each in named)):
+        return {}
+    return {INIT_METHOD: f"file://{file}"}
+
+
+def _shared_memory(settings: Settings, port: int) -> dict[str, str]:
+    """Names that of SGLang's all-reduce on CPUs with AMX, as it does itself where ranks meet at ``--nccl-port``."""
+    return {} if settings.gpus else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def _environment(settings: Settings, config: Config) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,6 +22,8 @@ from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.model.trial import Job
 from raytune_eagle.nodes.address import host_and_port
 
+_log = logging.getLogger(__name__)
+
 RESOURCE = "eagle_node"
 NAMESPACE = "raytune-eagle"
 """Ray namespace in which the owners of nodes are found, under their node's name and a number."""
@@ -28,6 +31,8 @@ NAME_LABEL = "eagle-node"
 """Ray label that names a node; without it a node goes by its host's name."""
 
 _REACH_S = 5.0
+_TELL_S = 20.0
+"""A question takes seconds; after so long, and now and then afterwards, it is told who is waited for."""
 _SETTINGS = 4
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
 """What opens a connection of HTTP/2 (RFC 9113, 3.4), with an empty frame of settings."""
@@ -136,8 +141,16 @@ def _name(node: dict[str, Any], *, alone: bool) -> str:
     return _label(node) or (host if alone else f"{host}@{node['NodeManagerAddress']}")
 
 
-def ask_every_node(address: str, question: Callable[[], Any], timeout_s: float) -> dict[str, Any]:
+def ask_every_node(
+    address: str, question: Callable[[], Any], timeout_s: float, straggle_s: float | None = None
+) -> dict[str, Any]:
     """Call `question` on every node with the resource ``eagle_node``, also on those that a study owns.
+
+    Args:
+        address: of the cluster.
+        question: what each node is to do.
+        timeout_s: for all to answer; what is waited for is logged.
+        straggle_s: nodes that are so much later than half of them, and by twice their time, are not waited for.
 
     Returns:
         Each node's answer, or, as text, why there is none, by the node's name.
@@ -148,10 +161,24 @@ def ask_every_node(address: str, question: Callable[[], Any], timeout_s: float) 
     join(address)
     try:
         asked = {name: _on_node(question, node["NodeID"]) for name, node in named(listed()).items()}
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s) if asked else None
+        _await_answers(asked, timeout_s, straggle_s)
         return {name: _answer_of(reference) for name, reference in asked.items()}
     finally:
         ray.shutdown()
+
+
+def _await_answers(asked: dict[str, Any], timeout_s: float, straggle_s: float | None) -> None:
+    began, deadline, tell_at = time.monotonic(), timeout_s, _TELL_S
+    left = list(asked.values())
+    while left and (passed := time.monotonic() - began) < deadline:
+        done, left = ray.wait(list(asked.values()), num_returns=len(asked), timeout=min(1.0, deadline - passed))
+        passed = time.monotonic() - began
+        if straggle_s is not None and deadline == timeout_s and len(done) >= len(asked) / 2:
+            deadline = min(timeout_s, passed + max(straggle_s, 2 * passed))
+        if left and passed >= tell_at:
+            late = ", ".join(name for name, reference in asked.items() if reference in left)
+            _log.warning("no answer after %.0f s from %s; at most %.0f s more", passed, late, deadline - passed)
+            tell_at *= 3
 
 
 @dataclass(frozen=True)

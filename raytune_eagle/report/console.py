@@ -92,9 +92,7 @@ def _board(rows: Sequence[Row], title: str) -> Table:
         settings = " ".join([label(row.config), *(f"{n}={row.config.env[n]}" for n in varied if n in row.config.env)])
         figures = [_number(row.throughput, 1), interval, _number(row.accept_len, 2), _number(row.speedup, 2, "x")]
         status = row.status if row.status != "completed" else ""
-        table.add_row(
-            ",".join(map(str, row.numbers)), escape(settings), *figures, escape(f"{status} {row.reason}".strip())
-        )
+        table.add_row(row.launches, escape(settings), *figures, escape(f"{status} {row.reason}".strip()))
     return table
 
 

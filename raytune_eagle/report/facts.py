@@ -60,18 +60,21 @@ class Facts:
         records: all launches by number, brief, but with requests where a verdict needs them.
         events: of the study and its nodes, by time; those of single launches are in the records.
         probes: timings of all-reduces, by time; none where nobody asked for them.
+        problems: a line for each file that cannot be used.
     """
 
     def __init__(self, store: ParquetStore, study: str) -> None:
         self.study = study
-        brief = store.read_brief(study)
+        brief, self.problems = store.reading(study, brief=True)
         if not brief:
             raise SpecError(f"study {study!r} has no trial yet")
         levels = sorted({figures.concurrency for record in brief for figures in measurements(record)})
         self._launches: dict[int, list[tuple[TrialRecord, Measurement]]] = {}
         self._rows = {level: leaderboard(brief, level) for level in levels}  # seconds of thousands of launches
         chosen = _with_answers(brief, self._rows)
-        full = {record.number: record for record in store.with_requests(r for r in brief if r.number in chosen)}
+        answered = store.with_requests(r for r in brief if r.number in chosen)
+        self.problems += answered.problems
+        full = {record.number: record for record in answered.records}
         self.records: list[TrialRecord] = [full.get(record.number, record) for record in brief]
         self.events: list[Event] = [event for event in store.read_events(study) if event.name in _STUDY_EVENTS]
         self.probes: list[dict[str, Any]] = store.read_probes(study)
@@ -180,7 +183,7 @@ def measurements(record: TrialRecord) -> Sequence[Measurement]:
 def _with_answers(records: Sequence[TrialRecord], boards: Mapping[int, Sequence[Row]]) -> set[int]:
     """Launches whose requests a verdict compares: plain decoding, confirmations, and what is fastest anywhere."""
     found = [sides(_chief(records, rows), level) for level, rows in boards.items()]
-    best = {each.best.key for each in found if each}
+    best = {row.key for each in found if each for row in (each.best, each.same) if row}
     return {r.number for r in records if r.kind != "trial" or r.key in best}
 
 

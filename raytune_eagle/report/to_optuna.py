@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ def to_optuna(records: Sequence[TrialRecord], url: str) -> int:
     """Write the searched launches of one study into an Optuna storage and return how many.
 
     What broke a constraint is PRUNED, with its figure as the intermediate value; failures are FAIL. Node, kind,
-    launch command and failure are user attributes.
+    launch command and failure are user attributes. Optuna takes a minute or two for a thousand in SQLite.
 
     Args:
         records: of one study.
@@ -36,16 +37,26 @@ def to_optuna(records: Sequence[TrialRecord], url: str) -> int:
     reference = Reference(records)
     searched = [record for record in records if record.kind == "trial"]
     name = records[0].study
+    distributions = _distributions(searched)
+    trials = [_trial(record, distributions, reference) for record in searched]
     try:
-        study = optuna.create_study(storage=url, study_name=name, direction="maximize")
-        distributions = _distributions(searched)
-        study.add_trials([_trial(record, distributions, reference) for record in searched])
+        _write(optuna.create_study(storage=url, study_name=name, direction="maximize"), trials)
     except optuna.exceptions.DuplicatedStudyError as error:
         raise SpecError(f"{url}: holds a study {name!r} already: name another file") from error
     except (SQLAlchemyError, ValueError, ImportError) as error:
         line = " ".join(str(error).split("\n", maxsplit=1)[0].split())
         raise SpecError(f"{url}: cannot be written: {line}; give a URL as in sqlite:///study.db") from error
     return len(searched)
+
+
+def _write(study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
+    """All of them or nothing: a half copy would be in the way of the next one."""
+    try:
+        study.add_trials(trials)
+    except BaseException:
+        with contextlib.suppress(SQLAlchemyError):
+            optuna.delete_study(study_name=study.study_name, storage=study._storage)  # noqa: SLF001 - it has no other way
+        raise
 
 
 def _distributions(records: Sequence[TrialRecord]) -> dict[str, BaseDistribution]:

@@ -77,6 +77,12 @@ def processes_at(server):
     return [guard, *guard.children(recursive=True)]
 
 
+def addresses(processes):
+    """Those that they listen on."""
+    every = [connection for each in processes for connection in each.net_connections("tcp")]
+    return {connection.laddr.ip for connection in every if connection.status == "LISTEN"}
+
+
 def living(processes):
     """Those that run still."""
     return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
@@ -102,6 +108,7 @@ def test_serves_answers_and_leaves_nothing(base, engine):
             processes = processes_at(server)
             assert len(processes) >= 3, "a guard, a server and its scheduler"
             assert len(secret_files()) == 1
+            assert addresses(processes) == {"127.0.0.1"}
             tell_of_itself(server)
             if number == 1:
                 kill_a_scheduler(server, processes)

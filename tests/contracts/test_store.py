@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_records import trial
 from pyarrow import fs
 
 from raytune_eagle.errors import StoreError
@@ -92,20 +93,9 @@ RECORD = st.builds(
 )
 
 
-def record(number: int = 0, study: str = "s", **changes: object) -> TrialRecord:
+def record(number: int = 0, **changes: object) -> TrialRecord:
     """Smallest failed trial."""
-    fields = {
-        "study": study,
-        "number": number,
-        "kind": "trial",
-        "node": "n",
-        "config": Config(model="m"),
-        "key": "k",
-        "started_at": 1.0,
-        "ended_at": 2.0,
-        "outcome": Failed(failure_class="c", failure_phase="launch", failure_detail="d"),
-    }
-    return TrialRecord.model_validate(fields | changes)
+    return trial(number, None, **changes)
 
 
 @pytest.fixture(params=["path", "file-uri", "memory", "subtree"])
@@ -122,6 +112,7 @@ def reopen(request, tmp_path) -> Callable[[], Store]:
     return lambda: ParquetStore("", subtree)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=RECORD)
 def test_a_record_comes_back_equal(tmp_path_factory, wanted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,16 +13,19 @@ from lab.waiting import await_true
 from readme import commands
 
 CACHE = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-ACTIVATE = f"source {sys.prefix}/bin/activate; export PYTHONPATH={ROOT} XDG_CACHE_HOME={CACHE}"
+NVML = ROOT / "tests" / "fakes" / "nvml"
+ACTIVATE = f"source {sys.prefix}/bin/activate; export PYTHONPATH={ROOT}:{NVML} XDG_CACHE_HOME={CACHE}"
 """With a cache that all hosts share, as they share this machine: SGLang is asked for its flags once."""
 MARKED = "source ~/raytune-env/bin/activate"
+PORTS = "--min-worker-port"
 
 
 def adapted(lab: Lab) -> Path:
-    """The file with what it tells people to change changed, and nothing else."""
+    """The file with what it tells people to change changed, and with GPUs given, which Ray would find by itself."""
     text = (ROOT / "cluster.yaml").read_text()
     assert MARKED in text
-    config = yaml.safe_load(text.replace(MARKED, ACTIVATE))
+    assert PORTS in text
+    config = yaml.safe_load(text.replace(MARKED, ACTIVATE).replace(PORTS, f"$LAB_GPUS {PORTS}"))
     head, *workers = (host.address for host in lab.hosts)
     config["provider"] |= {"head_ip": head, "worker_ips": workers}
     config["auth"] = {"ssh_user": "root", "ssh_private_key": str(lab.key)}
@@ -36,6 +40,16 @@ class RayCluster:
     def __init__(self, lab: Lab) -> None:
         self.lab, self.file = lab, adapted(lab)
         (lab.operator.home / ".bashrc").write_text(f"{ACTIVATE}\n")
+        self.nvml = lab.folder / "nvml.json"
+        self.use_gpu_memory(0)
+        (lab.hosts[-1].home / ".bashrc").write_text(f"export NVML_FAKE={self.nvml} LAB_GPUS=--num-gpus=1\n")
+
+    def use_gpu_memory(self, mib: int) -> None:
+        """What NVML says of the only GPU, a fake one of the last host, from now on."""
+        gpu = {"used": mib, "total": 80_000, "pids": {}}
+        new = self.nvml.with_suffix(".new")
+        new.write_text(json.dumps({"arch": [9, 0], "nvlink": True, "gpus": [gpu]}))
+        new.rename(self.nvml)
 
     @property
     def head(self) -> Host:

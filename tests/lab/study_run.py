@@ -13,6 +13,8 @@ import yaml
 from lab.hosts import ROOT, Host
 from lab.ray_cluster import RayCluster
 from lab.waiting import await_true
+from made_interpreter import make_interpreter
+from real_server import REAL
 
 from raytune_eagle.model.trial import Event, TrialRecord
 from raytune_eagle.store import ParquetStore
@@ -21,7 +23,6 @@ FAKE = ROOT / "tests" / "fakes" / "launch_server.py"
 COMMAND = f"{sys.executable} -m raytune_eagle"
 SPEC = {
     "engine": {"model": "builtin:tiny", "draft": "builtin:tiny"},
-    "node": {"gpus": 0},
     "workload": {"max_new_tokens": 32, "min_passes": 2, "max_passes": 2, "request_timeout_s": 10},
     "space": {
         "speculative": {"num_steps": {"int": [1, 8]}, "eagle_topk": [1, 2, 4], "num_draft_tokens": {"int": [2, 12]}}
@@ -38,10 +39,13 @@ class StudyRun:
     Args:
         round_ms: per verify round of the fake server: 4 prompts of 32 tokens, 3 passes each, so that a trial takes
             200 to 400 rounds.
-        real: hosts that have SGLang itself, on the CPU; its start takes a minute and more beside other work.
+        real: hosts that have SGLang itself, on the CPU; its start takes 15 s, and more beside other work.
+        gpus: of a node.
     """
 
-    def __init__(self, cluster: RayCluster, name: str, trials: int, round_ms: float = 20, real: str = "") -> None:
+    def __init__(
+        self, cluster: RayCluster, name: str, trials: int, round_ms: float = 20, *, real: str = "", gpus: int = 0
+    ) -> None:
         self.cluster, self.name = cluster, name
         self.folder = cluster.lab.folder / f"study-{name}"
         self.folder.mkdir(exist_ok=True)
@@ -49,12 +53,13 @@ class StudyRun:
         self.process: subprocess.Popen[bytes] | None = None
         prompts = self.folder / "prompts.jsonl"
         prompts.write_text("".join(f'{{"id": "{i}", "category": "code", "text": "def f{i}(x):"}}\n' for i in range(4)))
-        spec = {**SPEC, "name": name, "budget": {"trials": trials}}
+        spec = {**SPEC, "name": name, "budget": {"trials": trials}, "node": {"gpus": gpus}}
         spec["workload"] = {**SPEC["workload"], "prompts": str(prompts)}
         spec["engine"] = {
             **SPEC["engine"],
+            "args": REAL.args if real else {},  # without a limit its cache takes 14 GiB and a minute to fill
             "start_timeout_s": 240 if real else 60,
-            "python": str(self._interpreter(real)),
+            "python": str(self._interpreter(real) if not gpus else self._gpu_interpreter()),
             "env": {"RAYTUNE_FAKE": f"round_ms={round_ms}"},
         }
         (self.folder / "spec.yaml").write_text(yaml.safe_dump(spec))
@@ -66,6 +71,18 @@ class StudyRun:
             "#!/bin/sh\n"
             f'case " {real} " in *" $(hostname) "*) exec {sys.executable} "$@";; esac\n'
             f'if [ "$1 $2" = "-m raytune_eagle.engines.cpu" ]; then shift 2; exec {sys.executable} {FAKE} "$@"; fi\n'
+            f'exec {sys.executable} "$@"\n'
+        )
+        path.chmod(0o755)
+        return path
+
+    def _gpu_interpreter(self) -> Path:
+        """Has an SGLang as far as it is asked, and serves the fake."""
+        path = self.folder / "python"
+        path.write_text(
+            "#!/bin/sh\n"
+            f'case "$#:$1:$2" in 2:-c:*|4:-c:*) exec {make_interpreter(self.folder / "env")} "$@";;\n'
+            f'*:-m:sglang.launch_server) shift 2; exec {sys.executable} {FAKE} "$@";; esac\n'
             f'exec {sys.executable} "$@"\n'
         )
         path.chmod(0o755)

@@ -5,7 +5,8 @@ import time
 
 import pytest
 from lab.hosts import ROOT
-from lab.study_run import COMMAND
+from lab.study_run import COMMAND, StudyRun
+from lab.waiting import await_true
 
 SPEC_FILE = ROOT / "search_spaces" / "tiny_cpu.yaml"
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
@@ -31,17 +32,15 @@ def test_study_on_all_hosts(study, times):
 def test_real_server_on_one_host(study, cluster, times):
     """SGLang itself on h2, driven from h1 through Ray; meanwhile nothing listens that docs/cluster.md does not name."""
     began = time.monotonic()
-    run = study("real", 3, round_ms=100, real="h2").start()
+    run = study("real", 3, round_ms=60, real="h2").start()
     run.await_line(r"h2 #\d+ +ready", 240)
     times["SGLang on the CPU, on h2: ready"] = time.monotonic() - began
     found = {host.name: everywhere(host) for host in cluster.lab.hosts}
-    words = next(text for text in cluster.lab.hosts[1].processes().values() if "--nccl-port" in text)
-    store = int(re.search(r"--nccl-port (\d+)", words)[1])
     run.end(280)
     run.check_whole(3)
     fixed = {name: {port for port in ports if not 20000 <= port < 21000} for name, ports in found.items()}
     ray = {6380, 6381, 6384}
-    assert fixed == {"h1": {6379, *ray}, "h2": {store, *ray}, "h3": ray}, found
+    assert fixed == {"h1": {6379, *ray}, "h2": ray, "h3": ray}, found
     workers = {who.split('"')[1] for ports in found.values() for port, who in ports.items() if 20000 <= port < 21000}
     assert all(name.startswith(("ray::", "python")) for name in workers), found
     measured = [record for record in run.records() if record.node == "h2"]
@@ -58,6 +57,19 @@ def everywhere(host):
     return {int(port): who for address, port, who in places if address in ("0.0.0.0", "*", "[::]")}
 
 
+@pytest.fixture(scope="module")
+def leak(cluster):
+    """A study whose GPU keeps 2,000 MiB after its first trial; that it is given back is waited for for a minute."""
+    run = StudyRun(cluster, "leak", 4, gpus=1).start()
+    try:
+        run.await_trial(cluster.lab.hosts[-1])
+        cluster.use_gpu_memory(2000)
+        yield run
+    finally:
+        run.kill()
+
+
+@pytest.mark.usefixtures("leak")  # its minute passes meanwhile
 def test_token_is_asked_for(cluster):
     """Somebody with another token is refused at once; before our line Ray may write one of its own."""
     began = time.monotonic()
@@ -91,3 +103,19 @@ def test_doctor_looks_at_every_node(study, cluster):
     done = cluster.head.shell(study("doctor", 3).words("doctor"), check=False, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"{host.name}\tok\t" in done.stdout for host in cluster.lab.hosts)
+
+
+def test_a_gpu_keeps_memory(leak, times):
+    """Its node is put aside, as `nodes` tells; its trial is kept; when it is given back the node is used again."""
+    leak.await_line("h3 .*put aside.*: GPU .*2000 MiB", 90)
+    told, kept = time.monotonic(), len(leak.records())
+    leak.await_line("h3 .*put aside.*in use by no process", 40)
+    nodes = f"{COMMAND} nodes --results {leak.folder}/results"
+    head = leak.cluster.head
+    await_true(lambda: re.search("h3 .*put aside", head.shell(nodes).stdout), 20, lambda: leak.text()[-3000:])
+    assert len(leak.records()) == kept > 0
+    leak.cluster.use_gpu_memory(0)
+    leak.end(120)
+    times["GPU that kept memory: 4 trials done, after it was told"] = time.monotonic() - told
+    leak.check_whole(4)
+    assert all(record.outcome.status == "completed" for record in leak.records())

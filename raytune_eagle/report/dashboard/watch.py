@@ -71,7 +71,9 @@ class Watch:
     def _read(self) -> None:
         seen = self._store.listing(self.study)
         if seen != self._seen:
-            self._records = sorted(self._store.read_brief(self.study), key=lambda record: record.ended_at)
+            self._records = sorted(
+                self._store.reading(self.study, brief=True).records, key=lambda record: record.ended_at
+            )
             self._kept, self._seen = self._store.read_events(self.study), seen
             self._of_records = self._summed()
 

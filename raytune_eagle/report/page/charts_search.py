@@ -99,9 +99,8 @@ def again(facts: Facts, standing: Standing) -> Chart | None:
 
 
 def _cells(facts: Facts, row: Row) -> tuple[Cell, ...]:
-    numbers = ", ".join(map(str, row.numbers[:9])) + (" …" if len(row.numbers) > 9 else "")  # noqa: PLR2004
     figures = (row.throughput, row.ci_low, row.ci_high, row.accept_len, row.speedup)
-    return (facts.labels[row.numbers[0]], row.status, numbers, *figures)
+    return (facts.labels[row.numbers[0]], row.status, row.launches, *figures)
 
 
 def _short(facts: Facts, row: Row) -> str:

@@ -37,15 +37,13 @@
     };
   }
 
-  function library() {  // run when the first chart is drawn: until then nothing on the page waits for it
-    if (window.Plotly) return;
+  function library() {  // a second's work: done when the first chart is to be drawn, not while the page is read
     const script = document.createElement("script");
     script.textContent = document.getElementById("plotly").textContent;
     document.head.append(script);
   }
 
   function draw(figure) {
-    library();
     const chart = DATA.charts[figure.dataset.chart], plot = figure.querySelector(".plot");
     figure.querySelectorAll("[data-colour]").forEach(i => { i.style.background = colour(i.dataset.colour); });
     const narrow = plot.clientWidth < 480;
@@ -57,12 +55,23 @@
     });
   }
 
+  // Charts come into view, wait here, and are drawn one at a time while nothing else is asked of the page.
+  const waiting = [], whenIdle = window.requestIdleCallback || (work => setTimeout(work, 1));
+  function next() {
+    if (!window.Plotly) library();
+    else {
+      const figure = waiting.shift();
+      if (figure.offsetParent) draw(figure); else seen.observe(figure);  // hidden since
+    }
+    if (waiting.length) whenIdle(next);
+  }
+  const ask = figure => { if (!waiting.includes(figure) && waiting.push(figure) === 1) whenIdle(next); };
   const seen = new IntersectionObserver(entries => entries.forEach(entry => {
-    if (entry.isIntersecting) { seen.unobserve(entry.target); setTimeout(draw, 0, entry.target); }
-  }), {rootMargin: "300px"});
+    if (entry.isIntersecting) { seen.unobserve(entry.target); ask(entry.target); }
+  }), {rootMargin: "200px"});
   const figures = [...document.querySelectorAll("figure[data-chart]")];
   figures.forEach(figure => seen.observe(figure));
-  const redraw = () => figures.filter(f => f.dataset.drawn && f.offsetParent).forEach(draw);
+  const redraw = () => figures.filter(f => f.dataset.drawn && f.offsetParent).forEach(ask);
   const stale = () => figures.filter(f => f.dataset.drawn && !f.offsetParent).forEach(f => { delete f.dataset.drawn; seen.observe(f); });
 
   // ------------------------------------------------------------------------------------------------------- tables
