@@ -3,8 +3,8 @@
     python benchmarks/query.py [--trials N] [--no-singles] [--quick]
 
 The records are made by the cost model of the tests (tests/made_results.py), kept as a file per trial, and once more
-compacted by `results compact`. Each question is asked in a fresh process, median of 3 (what stands beside: once); its
-peak of memory is that of the process. What a process pays once is left out on both sides: imports, the first small
+compacted by `results compact`. Each question is asked in a fresh process, the least of 3 (what stands beside: once);
+its peak of memory is that of the process. What a process pays once is left out on both sides: imports, the first small
 read, and with it the start of DuckDB (told apart below). pandas reads the same compacted files whole, as
 `pandas.read_parquet(folder)` does, and answers with groupby; for comparison also only the columns that it needs. Times
 are wall clock: run it on a quiet machine.
@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -96,11 +95,11 @@ Runs = tuple[int, int]
 
 
 def timed(setup: str, asked: str, runs: Runs) -> tuple[float, float]:
-    """Median seconds and largest memory (MiB) of `asked`, a line of code, in fresh processes."""
+    """Least seconds, which neighbours disturbed least, and largest memory (MiB) of `asked`, a line of code."""
     processes, asks = runs
     found = [_once(_TIMED.format(setup=setup, asked=asked, asks=asks)) for _ in range(processes)]
     seconds = [each for times, _ in found for each in times]
-    return statistics.median(seconds), max(memory for _, memory in found)
+    return min(seconds), max(memory for _, memory in found)
 
 
 def _once(code: str) -> tuple[list[float], float]:
@@ -129,7 +128,7 @@ def make_both(singles: Path, compacted: Path, trials: int) -> None:
     written = time.perf_counter()
     shutil.copytree(singles, compacted, copy_function=os.link)
     for each in ParquetStore(str(compacted)).compact("made"):
-        print(f"{each.table}: {each.files:,} files of {each.rows:,} rows made one")
+        print(f"{each.table}: {each.files:,} files of {each.rows:,} rows made one", flush=True)
     print(f"made in {written - began:.0f} s, compacted in {time.perf_counter() - written:.0f} s", flush=True)
 
 

@@ -59,8 +59,8 @@ def test_a_night_does_not_launch_the_hopeless_again_and_again(records, trials):
     spec = space.spec.model_copy(
         update={"search": space.spec.search.model_copy(update={"sampler": "two-factor"}), "start_from": ()}
     )
-    asked = [Search(Space(spec), trials[:many], Reference(records)).ask() for many in range(4, 13)]
-    assert [proposal.params[settings] for proposal in asked] == [None] * 9
+    asked = [Search(Space(spec), trials[:many], Reference(records)).ask() for many in (4, 8, 12)]
+    assert [proposal.params[settings] for proposal in asked] == [None] * 3
 
 
 def test_a_launch_ended_at_one_concurrency_has_not_failed_at_another(records):

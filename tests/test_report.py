@@ -20,7 +20,7 @@ from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.page import page
 from raytune_eagle.report.page.charts_nodes import PHASES, busy_share, segments
 from raytune_eagle.report.page.charts_probes import all_reduces
-from raytune_eagle.report.page.charts_search import ranking, round_values, thinned
+from raytune_eagle.report.page.charts_search import progress, ranking, round_values, thinned
 from raytune_eagle.report.page.influence import cycle_parts, importances
 from raytune_eagle.report.verdict import verdict, winner
 from raytune_eagle.store import ParquetStore
@@ -94,6 +94,16 @@ def test_thousands_are_thinned_and_said(facts):
     assert sorted((figures.output_throughput for _, figures in kept), reverse=True)[:600] == fastest
     assert f"the table has all {len(many):,}" in words
     assert [record.number for record, _ in kept] == sorted(record.number for record, _ in kept)
+
+
+def test_the_line_of_the_best_is_where_it_was_found(facts):
+    """The line goes up at the launch that was faster than all before it, and on to the last one."""
+    (line,) = (trace for trace in progress(facts, 1).data if trace["name"] == "best so far")
+    done = [(r.number, f.output_throughput) for r, f in facts.launches(1) if r.kind == "trial"]
+    sound = {r.number for r in facts.records if r.status == "completed"}
+    best = [(n, y) for n, y in done if n in sound and y >= max(v for m, v in done if m <= n and m in sound)]
+    assert list(zip(line["x"], line["y"], strict=True)) == [*best, (done[-1][0], best[-1][1])]
+    assert len(best) > 2
 
 
 def test_gates_are_counted_and_warn(text, facts):

@@ -140,8 +140,8 @@ def progress(facts: Facts, level: int) -> Chart:
         "type": "scatter",
         "mode": "lines",
         "name": "best so far",
-        "x": [r.number for r, _ in found],
-        "y": [y for _, y in corners],
+        "x": [number for number, _ in corners],
+        "y": [best for _, best in corners],
     }
     return Chart(
         key="progress",
