@@ -151,7 +151,7 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
         if not way.where.startswith(SIMULATED):  # what was timed says nothing of a simulated machine
             prior = prior_of(space, store.read_probes(spec.name))
             say(prior.notes)
-            study.take_prior(prior)
+            study.search.take_prior(prior)
         progress.records = study.records
         if study.done():
             _nothing_left(study, console)
@@ -159,7 +159,7 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
         fleet = stack.enter_context(open_fleet(spec, way.where, way.nodes, study.note))
         end_on_signals()  # again: Ray has put its own handlers in the place of ours
         if sources:
-            study.learn_from(warm_start.known(sources, space, workload, fleet))
+            study.search.learn_from(warm_start.known(sources, space, workload, fleet))
         live.begin()
         stack.enter_context(progress)
         study.run(SteeredFleet(fleet, live.wishes, study.note, spec.name))

@@ -267,10 +267,10 @@ def flags_written(spec: Spec) -> Iterator[tuple[str, str, Any]]:
     yield from ((f"engine.args.{name}", name, value) for name, value in spec.engine.args.items())
     for name, choices in spec.space.args.items():
         yield from ((f"space.args.{name}[{i}]", name, value) for i, value in enumerate(values(choices)))
-    own = {"draft", *rules.SPECULATIVE_NAMES}
     for index, entry in enumerate(spec.start_from):
-        flags = {name: value for name, value in entry.items() if name not in own and not name.isupper()}
-        yield from ((f"start_from[{index}].{name}", name, value) for name, value in flags.items())
+        yield from (
+            (f"start_from[{index}].{name}", name, value) for name, value in spec_settings.start_flags(entry).items()
+        )
 
 
 def _another_device(spec: Spec) -> Iterator[str]:

@@ -185,8 +185,8 @@ def _lines(error: Any, tree: Any) -> Iterator[str]:
     elif kind == "missing":
         yield f"{path}: missing"
     elif kind == "literal_error":
-        near = difflib.get_close_matches(str(error["input"]), re.findall(r"'([^']*)'", context["expected"]), 1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
+        alike = difflib.get_close_matches(str(error["input"]), re.findall(r"'([^']*)'", context["expected"]), 1)
+        meant = f"; did you mean {alike[0]!r}?" if alike else ""
         yield f"{path}: {error['input']!r} is not one of {context['expected'].replace(' or ', ', ')}{meant}"
     elif kind == "string_pattern_mismatch":
         yield f"{path}: {_short(error['input'])}: use letters, digits, '.', '_' and '-' only, 100 at most"
