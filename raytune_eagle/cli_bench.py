@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from raytune_eagle.cli_options import Finite
 from raytune_eagle.cli_studies import FAILED, stdout
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model.workload import Workload
@@ -21,7 +22,7 @@ from raytune_eagle.workload import load_prompts
 )
 @click.option("--concurrency", default="1", show_default=True, help="Simultaneous streams; several as 1,8.")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Tokens per answer.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--temperature", type=Finite(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--max-passes", type=click.IntRange(min=1), default=8, show_default=True, help="Passes over the prompts.")
 @click.option("--chat", is_flag=True, help="Send prompts as messages, in the model's chat template.")
 @click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the server's API key.")

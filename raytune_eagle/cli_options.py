@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,17 @@ from raytune_eagle.nodes.address import HOST_PORT, SIMULATED, host_and_port
 
 CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
 Check = Callable[[click.Context, click.Parameter, str | None], str | None]
+
+
+class Finite(click.FloatRange):
+    """A number within limits; click lets nan through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As click has it, and finite."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
 
 
 def cluster_check(*words: str, simulated: bool = False) -> Check:

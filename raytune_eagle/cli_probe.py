@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from raytune_eagle import specfile
-from raytune_eagle.cli_options import local_or_cluster
+from raytune_eagle.cli_options import Finite, local_or_cluster
 from raytune_eagle.cli_studies import FAILED, results_option, say, stdout
 from raytune_eagle.report.probes import Probing, probe_table
 from raytune_eagle.space import Space
@@ -23,7 +23,14 @@ _CLUSTER = "`local` is this machine, `auto` every node of the running cluster at
 @click.argument("spec_file", metavar="SPEC.yaml")
 @local_or_cluster(_CLUSTER)
 @click.option("--most", type=click.IntRange(min=1), help="NCCL environments to time at most; default: all.")
-@click.option("--limit", "limit_s", default=30.0, show_default=True, help="Seconds after which one counts as hanging.")
+@click.option(
+    "--limit",
+    "limit_s",
+    type=Finite(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds after which one counts as hanging.",
+)
 @results_option
 def probe(spec_file: str, where: str, most: int | None, limit_s: float, results: str) -> None:
     """Time the all-reduces of SPEC.yaml's steps under each NCCL environment of its space, without a launch."""

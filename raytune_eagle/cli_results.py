@@ -49,8 +49,8 @@ def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
 
     if (sql is None) != schema:
         raise SpecError("query: give one SQL statement, or --schema")
-    asked = Query(results)
-    _advise(ParquetStore(results), asked.studies())
+    asked, store = Query(results), ParquetStore(results)
+    _advise(store, store.studies())
     table = asked.schema() if sql is None else asked.run(sql)
     say(asked.warnings)
     sys.stdout.buffer.write(render(table, form))
@@ -219,7 +219,10 @@ def compact(studies: tuple[str, ...], results: str) -> None:
 @results_option
 def check(studies: tuple[str, ...], results: str) -> None:
     """Look for torn and foreign files, duplicates and lost requests in each STUDY (default: all); exit 1 if any."""
-    found = 0
+    strangers = [] if studies else ParquetStore(results).strangers()
+    found = len(strangers)
+    for line in strangers:
+        click.echo(line)
     for store, study, _ in _all_or(studies, results):
         lines = _problems(store, study)
         found += len(lines)

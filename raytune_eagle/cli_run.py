@@ -14,7 +14,7 @@ from rich.console import Console
 
 from raytune_eagle import specfile
 from raytune_eagle.cli_input import understood, workload_of
-from raytune_eagle.cli_options import CLUSTER, cluster_check
+from raytune_eagle.cli_options import CLUSTER, Finite, cluster_check
 from raytune_eagle.cli_studies import FAILED, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, SpecError
 from raytune_eagle.home import home
@@ -46,7 +46,7 @@ _SIMULATED = (
 @click.argument("spec_file", metavar="SPEC.yaml")
 @click.option("--study", help="Name of the study; default: the spec's.")
 @click.option("--trials", type=click.IntRange(min=1), help="Launches in all; default: the spec's budget.")
-@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Start no launch after so many hours.")
+@click.option("--hours", type=Finite(min=0, min_open=True), help="Start no launch after so many hours.")
 @click.option(
     "--cluster",
     "where",
@@ -62,7 +62,7 @@ _SIMULATED = (
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
 @click.option("--detach", is_flag=True, help="As a job of the cluster whose head this is; see status, logs, stop.")
 @click.option("--warm-start", "earlier", multiple=True, metavar="results/study=NAME", help=_WARM)
-@click.option("--patience", type=click.FloatRange(min=0), default=PATIENCE_S, show_default=True, help=_PATIENCE)
+@click.option("--patience", type=Finite(min=0), default=PATIENCE_S, show_default=True, help=_PATIENCE)
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, one JSON object a line; the rest to stderr.")
 @results_option
 def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
@@ -151,7 +151,7 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
         if not way.where.startswith(SIMULATED):  # what was timed says nothing of a simulated machine
             prior = prior_of(space, store.read_probes(spec.name))
             say(prior.notes)
-            study.take_prior(prior)
+            study.search.take_prior(prior)
         progress.records = study.records
         if study.done():
             _nothing_left(study, console)
@@ -159,7 +159,7 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
         fleet = stack.enter_context(open_fleet(spec, way.where, way.nodes, study.note))
         end_on_signals()  # again: Ray has put its own handlers in the place of ours
         if sources:
-            study.learn_from(warm_start.known(sources, space, workload, fleet))
+            study.search.learn_from(warm_start.known(sources, space, workload, fleet))
         live.begin()
         stack.enter_context(progress)
         study.run(SteeredFleet(fleet, live.wishes, study.note, spec.name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from typing import Any
 
 import click
 
@@ -61,7 +62,7 @@ def _instead(written: str, known: list[str]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
 
 
-def _wrong_value(exc: click.BadParameter, kind: click.ParamType) -> str:
+def _wrong_value(exc: click.BadParameter, kind: Any) -> str:
     """Click's own words for what it says well, ours where it gives formulas."""
     written = exc.message.split("'")[1] if "'" in exc.message else exc.message.split()[0]
     if isinstance(kind, click.Choice):

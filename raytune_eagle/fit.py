@@ -23,13 +23,23 @@ _LONGEST = 8
 """Prompts that are tokenized: the one with most tokens is among those with most bytes."""
 
 
+def check_builtin(spec: Spec) -> list[Finding]:
+    """Names ``builtin:…`` that nothing has, which is known on every machine."""
+    found = []
+    for place, name in [("engine.model", spec.engine.model), *((DRAFT, draft) for draft in spec.engine.draft)]:
+        try:
+            builtin_path(name, "target")
+        except SpecError as exc:
+            found += [problem(place, line) for line in exc.problems]
+    return found
+
+
 def check_models(spec: Spec, workload: Workload | None, flags: Flags | None, arch: int | None) -> list[Finding]:
     """Target and drafts, how they fit each other and the workload, and whether this SGLang knows their quantisation."""
-    try:
-        target = builtin_path(spec.engine.model, "target")
-        drafts = [builtin_path(draft, "draft") for draft in spec.engine.draft]
-    except SpecError as exc:
-        return [problem("engine", line) for line in exc.problems]
+    if unknown := check_builtin(spec):
+        return unknown
+    target = builtin_path(spec.engine.model, "target")
+    drafts = [builtin_path(draft, "draft") for draft in spec.engine.draft]
     findings, demand = check_target(target), _demand(spec, workload, target)
     if flags is not None:
         given = spec.engine.args.get("quantization")

@@ -17,7 +17,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 
-from raytune_eagle import rules
+from raytune_eagle import rules, spec_settings
 from raytune_eagle.dimensions import Dimension, among, dimensions_of, dropped, meant
 from raytune_eagle.errors import SpecError
 from raytune_eagle.grid import GroupSize, Params, Parts
@@ -122,8 +122,7 @@ class Space:
         form = self.judge(self.config(params)).canonical
         if form is None:
             return None
-        found = self.params(form)
-        return self.config(found), found
+        return self.config(found := self.params(form)), found
 
     def judge(self, config: Config) -> rules.Judgement:
         """What the rules say of a launch in this study."""
@@ -240,9 +239,8 @@ class Space:
         columns = [d.column for d in dimensions]
         for combination in itertools.product(*(d.values for d in dimensions)):
             group.raw += 1
-            judgement = rules.judge(
-                self.config({**fixed, **dict(zip(columns, combination, strict=True))}), self.facts, part
-            )
+            params = {**fixed, **dict(zip(columns, combination, strict=True))}
+            judgement = rules.judge(self.config(params), self.facts, part)
             group.count(judgement)
             if judgement.canonical is None:
                 continue
@@ -292,12 +290,9 @@ class Space:
     def _start_config(self, entry: dict[str, FlagValue]) -> Config:
         """Names in capitals are environment, the three numbers and `draft` speculative, all else server flags."""
         env = {name: str(value) for name, value in entry.items() if name.isupper() and value is not None}
-        own = {"draft", *rules.SPECULATIVE_NAMES}
-        flags = {name: value for name, value in entry.items() if name not in own and not name.isupper()}
-        return self._config(self._speculative(dict(entry)), env, flags)
+        return self._config(self._speculative(dict(entry)), env, spec_settings.start_flags(entry))
 
 
 def assumed(spec: Spec) -> rules.Assumptions:
     """What a spec says of its nodes, where none can be asked; that their GPUs are joined by NVLink is a guess."""
-    sglang = rules.version(spec.engine.version)
-    return rules.Assumptions(sglang=sglang, gpus=spec.node.gpus, custom_all_reduce=True)
+    return rules.Assumptions(rules.version(spec.engine.version), gpus=spec.node.gpus, custom_all_reduce=True)

@@ -22,6 +22,7 @@ from raytune_eagle.spec_values import (
     IntDimension,
     IntRange,
     Name,
+    Seconds,
     Switch,
     Text,
     Written,
@@ -42,8 +43,8 @@ class EngineSpec(Written):
     draft: tuple[Text, ...] = ()
     python: Text | None = None
     version: Text = "0.5.20"
-    start_stall_s: Annotated[Float, Field(gt=0)] = 300
-    start_timeout_s: Annotated[Float, Field(gt=0)] = 1800
+    start_stall_s: Seconds = 300
+    start_timeout_s: Seconds = 1800
     args: Annotated[dict[str, Flag], checked(spec_settings.flag_problems)] = {}
     env: Env = {}
 
@@ -86,7 +87,7 @@ class WorkloadSpec(Written):
     precision: Annotated[Float, Field(gt=0, lt=1)] = 0.02
     min_passes: Annotated[Int, Field(ge=1)] = 2
     max_passes: Annotated[Int, Field(ge=1, le=1000)] = 8
-    request_timeout_s: Annotated[Float, Field(gt=0)] = 120
+    request_timeout_s: Seconds = 120
     max_failed_share: Annotated[Float, Field(ge=0, le=1)] = 0.02
 
     @field_validator("concurrency", mode="before")
@@ -122,8 +123,7 @@ class SpeculativeSpace(Written):
         for name, least in (("num_steps", 1), ("eagle_topk", 1), ("num_draft_tokens", 2)):
             if min(values(getattr(self, name))) < least:
                 raise ValueError(f"{name} must be {least} or more")
-        problems = list(self._too_many())
-        if problems:
+        if problems := list(self._too_many()):
             raise ValueError("\n".join(problems))
         return self
 
@@ -191,7 +191,7 @@ class Budget(Written):
     """Launches (failed ones included; baselines and confirmations not), and hours after which none is searched."""
 
     trials: Annotated[Int, Field(ge=1, le=1_000_000)] = 60
-    hours: Annotated[Float, Field(gt=0)] = 12
+    hours: Annotated[Float, Field(gt=0, le=87_600)] = 12
 
 
 class Spec(Written):
@@ -211,8 +211,7 @@ class Spec(Written):
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
-        problems = list(_cross_checks(self))
-        if problems:
+        if problems := list(_cross_checks(self)):
             raise ValueError("\n".join(problems))
         return self
 
@@ -268,10 +267,10 @@ def flags_written(spec: Spec) -> Iterator[tuple[str, str, Any]]:
     yield from ((f"engine.args.{name}", name, value) for name, value in spec.engine.args.items())
     for name, choices in spec.space.args.items():
         yield from ((f"space.args.{name}[{i}]", name, value) for i, value in enumerate(values(choices)))
-    own = {"draft", *rules.SPECULATIVE_NAMES}
     for index, entry in enumerate(spec.start_from):
-        flags = {name: value for name, value in entry.items() if name not in own and not name.isupper()}
-        yield from ((f"start_from[{index}].{name}", name, value) for name, value in flags.items())
+        yield from (
+            (f"start_from[{index}].{name}", name, value) for name, value in spec_settings.start_flags(entry).items()
+        )
 
 
 def _another_device(spec: Spec) -> Iterator[str]:

@@ -115,6 +115,11 @@ def _misspelt(name: str) -> str | None:
     return f"NCCL reads no such variable; did you mean {near[0]}?" if near else None
 
 
+def start_flags(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The server flags of one launch of ``start_from``."""
+    return {name: value for name, value in entry.items() if name not in _STARTS and not name.isupper()}
+
+
 def start_problems(entry: Mapping[str, Any]) -> Iterator[str]:
     """Of one launch of ``start_from``: capitals are environment, the triple and `draft` ours, all else is flags."""
     mended = {_meant(name) or name: value for name, value in entry.items()}

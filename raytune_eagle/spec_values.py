@@ -67,6 +67,7 @@ def checked(problems: Callable[[Any], Iterator[str]]) -> AfterValidator:
 Int = StrictInt
 Float = StrictFloat
 Switch = StrictBool
+Seconds = Annotated[Float, Field(gt=0, le=604_800)]  # a week: no clock of Python waits for 1e300
 Text = Annotated[str, BeforeValidator(_text), Field(min_length=1)]
 Name = Annotated[str, BeforeValidator(_text), Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 Choice = Annotated[bool | int | float | str | None, BeforeValidator(_plain)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from pydantic import BaseModel, ValidationError
 from raytune_eagle.errors import SpecError
 from raytune_eagle.spec import Spec
 
+_SHOWN = 60
+"""Characters of a value."""
 _EXPECTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -150,6 +151,8 @@ def _yaml_problem(exc: yaml.YAMLError) -> str:
     problem = exc.problem or "cannot be read"
     if "\\t" in problem:
         problem = "a tab is no indentation: use spaces"
+    elif "another document" in problem:
+        problem = "a second document begins here: a spec is one, so take out the line ---"
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
@@ -160,7 +163,7 @@ def _echo(error: Any, others: list[Any]) -> bool:
         return any(other["loc"][: len(place)] == place and len(other["loc"]) > len(place) for other in others)
     if error["type"] == "missing":
         unknown = [o["loc"] for o in others if o["type"] == "extra_forbidden" and o["loc"][:-1] == place[:-1]]
-        return any(_nearest(loc) == place[-1] for loc in unknown)
+        return any(place[-1] == _nearest(loc) or _known_names(loc) == [place[-1]] for loc in unknown)
     return False
 
 
@@ -182,21 +185,24 @@ def _lines(error: Any, tree: Any) -> Iterator[str]:
     elif kind == "missing":
         yield f"{path}: missing"
     elif kind == "literal_error":
-        near = difflib.get_close_matches(str(error["input"]), re.findall(r"'([^']*)'", context["expected"]), 1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
+        alike = difflib.get_close_matches(str(error["input"]), re.findall(r"'([^']*)'", context["expected"]), 1)
+        meant = f"; did you mean {alike[0]!r}?" if alike else ""
         yield f"{path}: {error['input']!r} is not one of {context['expected'].replace(' or ', ', ')}{meant}"
     elif kind == "string_pattern_mismatch":
-        yield f"{path}: {error['input']!r}: use letters, digits, '.', '_' and '-' only, 100 at most"
+        yield f"{path}: {_short(error['input'])}: use letters, digits, '.', '_' and '-' only, 100 at most"
     elif kind in _EXPECTED:
-        yield f"{path}: expected {_EXPECTED[kind]}, found {_short(error['input'])}"
-    elif kind == "too_short":
-        yield f"{path}: empty: give at least one"
+        alone = kind == "tuple_type" and isinstance(error["input"], int | float)
+        better = f": write [{error['input']}]" if alone else ""
+        yield f"{path}: expected {_EXPECTED[kind]}, found {_short(error['input'])}{better}"
+    elif kind in {"too_short", "string_too_short"}:
+        yield f"{path}: empty: {'write a text' if error['input'] == '' else 'give at least one'}"
     else:
         yield f"{path}: {error['msg'][:1].lower()}{error['msg'][1:]} (found {_short(error['input'])})"
 
 
 def _short(value: Any) -> str:
-    return textwrap.shorten(repr(value), 60, placeholder="…")
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 def _spell_path(loc: tuple[str | int, ...], tree: Any) -> str:

@@ -35,10 +35,16 @@ _GZIP = b"\x1f\x8b"
 
 def check_study_name(study: str) -> None:
     """Raise `StoreError` for a name that cannot be a folder or that readers would not take for a text."""
+    if (why := _refusal(study)) is not None:
+        raise StoreError(why)
+
+
+def _refusal(study: str) -> str | None:
     if not _NAME.fullmatch(study) or ".." in study:
-        raise StoreError(f"{study!r} cannot name a study: letters, digits, '_', '-' and single '.', no other in front")
+        return f"{study!r} cannot name a study: letters, digits, '_', '-' and single '.', no other in front"
     if _LIKE_A_VALUE.fullmatch(study):
-        raise StoreError(f"{study!r} cannot name a study: readers take it for a number or a date; put a word in front")
+        return f"{study!r} cannot name a study: readers take it for a number or a date; put a word in front"
+    return None
 
 
 class Reading(NamedTuple):
@@ -199,9 +205,17 @@ class ParquetStore:
         )
 
     def studies(self) -> list[str]:
-        """Names of all studies, in order."""
-        names = self._files.entries("", folders=True)
-        return sorted(name.removeprefix(FOLDER) for name in names if name.startswith(FOLDER))
+        """Names of all studies, in order; folders that no study can have the name of are others'."""
+        return [name for name in self._named() if _refusal(name) is None]
+
+    def strangers(self) -> list[str]:
+        """One line for each folder that is named like a study's and is none."""
+        wrong = [(name, _refusal(name)) for name in self._named()]
+        return [f"{FOLDER}{name}: {why}" for name, why in wrong if why is not None]
+
+    def _named(self) -> list[str]:
+        entries = self._files.entries("", folders=True)
+        return sorted(name.removeprefix(FOLDER) for name in entries if name.startswith(FOLDER))
 
     def problems(self, study: str) -> list[str]:
         """One line for each file that cannot be used."""

@@ -6,7 +6,7 @@ What is kept is the truth: a study that was stopped, however it was stopped, goe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from raytune_eagle import gates
 from raytune_eagle.benches import Bench
@@ -18,9 +18,7 @@ from raytune_eagle.model.trial import Completed, Event, Failed, Job, TrialRecord
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.outcomes import Leader, brief, hopeless, in_words, same_text, speedup, violations
 from raytune_eagle.ports import Fleet, Node, Pending, Store
-from raytune_eagle.prior import Prior
 from raytune_eagle.reference import Reference
-from raytune_eagle.samplers.observed import Launch
 from raytune_eagle.search import Search
 from raytune_eagle.space import Space
 from raytune_eagle.tasks import Task, Tasks
@@ -46,6 +44,7 @@ class Study:
     Attributes:
         records: of all launches, growing; brief, see `raytune_eagle.outcomes.brief`.
         trials: those that count against the budget.
+        search: takes what earlier studies and the study's probe know, before `run`.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Study:
         self._leader = Leader(self.spec.objective, self._reference)
         for record in whole:
             self._leader.add(record)
-        self._search = Search(space, whole, self._reference)
+        self.search = Search(space, whole, self._reference)
         self._exhausted = any(event.name == "search_stopped" for event in events)
         self._told = self._exhausted
 
@@ -84,16 +83,8 @@ class Study:
     def done(self) -> bool:
         """Whether the budget of trials is used up, or every valid point was launched, and the best are confirmed."""
         searched = len(self.trials) >= self.spec.budget.trials or self._exhausted
-        searched = searched or len({r.key for r in self.trials}) >= self._search.reachable()
+        searched = searched or len({r.key for r in self.trials}) >= self.search.reachable()
         return searched and self._confirmation.line() is None
-
-    def learn_from(self, launches: Iterable[Launch]) -> None:
-        """Take what earlier studies know of this one's points; before `run`."""
-        self._search.learn_from(launches)
-
-    def take_prior(self, prior: Prior) -> None:
-        """Take what the study's probe says; before `run`."""
-        self._search.take_prior(prior)
 
     def note(self, event: Event) -> None:
         """Take an event, from any thread."""
@@ -166,7 +157,7 @@ class Study:
             return again
         if self._enough():
             return None
-        proposal = self._search.ask()
+        proposal = self.search.ask()
         if proposal is None:
             self._exhausted = True
             return None
@@ -205,7 +196,7 @@ class Study:
 
     def _say_why_stopped(self, fleet: Fleet) -> None:
         """Once, where the search ended by itself though budget is left; a later run does not begin again."""
-        if self._exhausted and not self._told and (why := self._search.stopped()):
+        if self._exhausted and not self._told and (why := self.search.stopped()):
             self._told = True
             self._say(fleet, "search_stopped", why)
 
@@ -262,7 +253,7 @@ class Study:
         self._confirmation.add(self.records[-1])
         self._note_plain(record)
         if task.proposal is not None:
-            self._search.tell(task.proposal, record)
+            self.search.tell(task.proposal, record)
         self._say(fleet, "trial_done", in_words(record), node, task.number)
         self._journal.flush()
         if why := hopeless(self.spec, self.records):

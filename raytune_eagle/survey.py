@@ -24,7 +24,7 @@ from raytune_eagle.engines.gpus import Nvml, Traits
 from raytune_eagle.engines.machine import Installed, check_interpreter
 from raytune_eagle.errors import Mistakes, NodeError, SpecError
 from raytune_eagle.findings import Finding, problem, problems
-from raytune_eagle.fit import check_models, flag_findings
+from raytune_eagle.fit import check_builtin, check_models, flag_findings
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes import local_ray
 from raytune_eagle.nodes.address import SIMULATED
@@ -131,6 +131,8 @@ def planned(spec: Spec) -> Survey:
 
     A machine without the GPUs of a node is none; then only an SGLang of the assumed version is asked.
     """
+    if unknown := problems(check_builtin(spec)):
+        return Survey(assumed(spec), tuple(unknown))
     settings, node = node_settings(spec), gpu_count() >= spec.node.gpus
     findings, there = check_interpreter(settings, spec.engine.version)
     facts = assume(spec, there) if node else assumed(spec)

@@ -192,9 +192,9 @@ def _slips(entries: list[_Entry]) -> Iterator[str]:
             near = difflib.get_close_matches(key.casefold(), _KEYS, 1, _LIKE)
             if near and key not in _KEYS and near[0] not in entry.item:
                 places.setdefault((key, near[0]), []).append(entry.place)
-    for (key, near), found in places.items():
+    for (key, meant), found in places.items():
         more = f" (and {len(found) - 1} more like it)" if len(found) > 1 else ""
-        yield f'{found[0]}: "{key}": nobody reads that; did you mean "{near}"?{more}'
+        yield f'{found[0]}: "{key}": nobody reads that; did you mean "{meant}"?{more}'
 
 
 def _line(entry: _Entry) -> _Line:

@@ -197,6 +197,7 @@ def test_folders(tmp_path):
     assert told.line == f"--results: {tmp_path}/file is a file, not a folder; name another"
     (told,) = check_folder("--results", "/proc/x")
     assert told.line.startswith("--results: /proc cannot be written (")
+    assert [each.line for each in check_folder("--results", "")] == ["--results: empty: name a folder"]
     (told,) = check_folder("--results", "~nobody7/x")
     assert told.line == "--results: ~nobody7/x: no such user; write the whole path"
 

@@ -87,7 +87,7 @@ def test_a_study_ends_when_all_but_what_hung_was_launched(tmp_path, before):
         Study(few, WORKLOAD, store).run(nodes)
     early = {record.key for record in store.read("probed") if record.kind == "trial" and prior.refuses(record.config)}
     study = Study(space, WORKLOAD, store)
-    study.take_prior(prior)
+    study.search.take_prior(prior)
     study.run(nodes)
     assert study.done()
     launched = {record.key: prior.refuses(record.config) for record in study.trials}

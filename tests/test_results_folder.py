@@ -65,6 +65,19 @@ def test_results_that_are_a_file(tmp_path, words):
     assert (tmp_path / "file").read_text() == "theirs"
 
 
+def test_a_folder_that_no_study_can_be_called_stops_nothing(tmp_path):
+    """`study=a b` or `study=2024` is somebody else's: every command goes on without it, and `check` names it."""
+    write(str(tmp_path), Made(trials=6, requests=16, passes=2))
+    for name in ("study=a b", "study=2024", "study="):
+        (tmp_path / name).mkdir()
+    for words in (["query", "select count(*) from trials"], ["nodes"], ["best", "made"], ["results", "compact"]):
+        done = invoked(*words, "--results", tmp_path)
+        assert done.exit_code == 0, done.stderr
+    checked = invoked("results", "check", "--results", tmp_path)
+    assert checked.exit_code == 1
+    assert [line.split(":")[0] for line in checked.stdout.splitlines()] == ["study=", "study=2024", "study=a b"]
+
+
 def test_compact_by_command(tmp_path):
     """The command says what it did, and the second time that there is nothing to do."""
     write(str(tmp_path), Made(trials=8, requests=16, passes=2))

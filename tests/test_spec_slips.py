@@ -67,6 +67,17 @@ def test_the_text_that_the_slips_are_made_in_is_sound(tmp_path):
         ("tp-size: 8", "tp-size: 8, device: cpu", "engine.args.device: cpu, but node.gpus is 8: write gpus: 0,"),
         ("NCCL_PROTO:", "NCL_PROTO:", "space.nccl: 'NCL_PROTO': NCCL variables start with NCCL_; did you mean NCCL"),
         ("draft: /d", "drft: /d", "engine.drft: unknown key; did you mean 'draft'?"),
+        ("num_steps: [1, 3]", "num_steps: 3", "space.speculative.num_steps: expected a list, found 3: write [3]"),
+        (
+            "num_steps: [1, 3]",
+            "num_steps: {float: [1, 3]}",
+            "space.speculative.num_steps.float: unknown key; known: i",
+        ),
+        ("model: /m", 'model: ""', "engine.model: empty: write a text"),
+        ("name: s", f"name: {'s' * 300}", "name: 'sssss"),
+        ("hours: 2", "hours: 1.0e+300", "budget.hours: input should be less than or equal to 87600 (found 1e+300)"),
+        ("model: /m", "model: /m, start_timeout_s: 1.0e+300", "engine.start_timeout_s: input should be less than or e"),
+        ("budget:", "---\nbudget:", "line 9, column 1: a second document begins here: a spec is one, so take out the"),
         ("[null, LL]", "[null, LL, .inf]", "space.nccl.NCCL_PROTO[2]: inf is no number that a server can be g"),
         ("[null, LL]", "[null, LL, no]", "space.nccl.NCCL_PROTO[2]: YAML reads off, no and false as False: write a n"),
     ],
@@ -79,6 +90,7 @@ def test_slips(tmp_path, old, new, line):
         specfile.load(path)
     (only,) = told.value.problems
     assert only.removeprefix(f"{path}: ").startswith(line)
+    assert len(only) < len(str(path)) + 200
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_it_helps(folder):
         store.declare("after", {d.column: d.kind for d in space.dimensions})
         study = Study(space, workload, store)
         if warm:
-            study.learn_from(source(folder).launches(space, workload, HARDWARE))
+            study.search.learn_from(source(folder).launches(space, workload, HARDWARE))
         study.run(fleet(space.spec, "simulated:kimi-k25", 1))
         best[warm] = max(r.outcome.measurements[0].output_throughput for r in study.trials)
     assert best[True] > best[False]
@@ -126,8 +126,8 @@ def test_what_it_takes_is_right(folder):
     space, workload = made()
     store = ParquetStore(str(folder / "fresh"))
     study = Study(space, workload, store)
-    study.learn_from(source(folder).launches(space, workload, HARDWARE))
-    belief = study._search.belief()
+    study.search.learn_from(source(folder).launches(space, workload, HARDWARE))
+    belief = study.search.belief()
     points = [{**next(space.points()), "num_steps": s, "eagle_topk": 1, "num_draft_tokens": s + 1} for s in range(1, 7)]
     first, rest = belief.halves(points, points)
     mean, _ = belief.accept.at(first[0], rest[0])

@@ -182,6 +182,9 @@ def _ports(host: str) -> Finding:
 
 def check_folder(subject: str, folder: str) -> Iterator[Finding]:
     """Can it be made and written, and is there room?"""
+    if not folder:
+        yield problem(subject, "empty: name a folder")
+        return
     try:
         path = Path(folder).expanduser().absolute()
     except RuntimeError:

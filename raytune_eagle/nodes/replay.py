@@ -110,7 +110,7 @@ def _lines(path: str) -> list[dict[str, str]]:
                 raise SpecError(f"{path}: no column {missing[0]!r}; a table to replay has {', '.join(_COLUMNS)}")
             return [line for line in reader if line["draft"] != "baseline"]
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
-        raise SpecError(f"{path}: {exc}") from exc
+        raise SpecError(f"{path}: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
 def _row(line: dict[str, str]) -> Row:
