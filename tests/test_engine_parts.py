@@ -75,12 +75,19 @@ def test_key_and_own_config_file_go_into_a_private_file(settings, tmp_path):
     assert not {"mine", "root"} & set(one.argv)
 
 
-OTHER_RANKS = [{"nnodes": 2}, {"dp": 2}, {"nccl-init-addr": "10.0.0.1:5000"}, "data_parallel_size: 2"]
+OTHER_RANKS = [
+    {"tp": 8},
+    {"pipeline-parallel-size": 2},
+    {"nnodes": 2},
+    {"dp": 2},
+    {"nccl-init-addr": "10.0.0.1:5000"},
+    "data_parallel_size: 2",
+]
 
 
 @pytest.mark.parametrize("args", OTHER_RANKS)
-def test_ranks_meet_in_a_private_file(settings, args, tmp_path, monkeypatch):
-    """No store of torch's listens; with ranks of several groups or machines it does; the user's own value wins."""
+def test_a_single_rank_meets_itself_in_a_private_file(settings, args, tmp_path, monkeypatch):
+    """No store of torch's listens; with several ranks SGLang's own way is kept; the user's own value wins."""
     monkeypatch.delenv(launch.INIT_METHOD, raising=False)
     one = launch.prepare(settings, job())
     assert one.env[launch.INIT_METHOD] == f"file://{one.secret_dir}/ranks"

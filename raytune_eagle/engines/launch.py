@@ -29,8 +29,9 @@ ENV = {
 
 INIT_METHOD = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 """How ranks meet (``environ.py``, SGLang 0.5.12-0.5.23; older ones ignore it and meet at ``--nccl-port``)."""
-_OTHER_RANKS = ("nnodes", "dist-init-addr", "dp-size", "elastic-ep-backend")
-"""With these not all ranks are of one group, or not all on this machine: SGLang has them meet as it thinks right."""
+_OTHER_RANKS = ("tp-size", "pp-size", "nnodes", "dist-init-addr", "dp-size", "elastic-ep-backend")
+"""With these there may be several ranks: SGLang has them meet as it thinks right. A file was tried with one rank only
+(0.5.20 on a CPU), and a launch of eight GPUs is not to be risked on it."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def prepare(settings: Settings, job: Job) -> Launch:
 
 
 def _meeting(words: Sequence[str], given: Mapping[str, object], file: Path) -> dict[str, str]:
-    """Ranks of one machine meet in a file of their own: torch's TCPStore would listen on every address."""
+    """A single rank needs nobody to meet: a file of its own, where torch's TCPStore would listen on every address."""
     named = [*(word.removeprefix("--").partition("=")[0] for word in words if word.startswith("--")), *given]
     if any(ALIASES.get(name, name) in _OTHER_RANKS for name in (each.replace("_", "-") for each in named)):
         return {}
