@@ -43,7 +43,8 @@ def command(tmp_path, tree, *words, fake=False, interrupt_at=None):
     fakes = [str(FAKES / "nvml"), str(FAKES / "nccl")] if fake else []
     path = os.pathsep.join(filter(None, [*fakes, os.environ.get("PYTHONPATH", "")]))
     argv = [sys.executable, "-m", "raytune_eagle", "probe", str(spec), "--results", str(tmp_path / "results"), *words]
-    env = {**os.environ, "PYTHONPATH": path, "NVML_FAKE": str(machine)}
+    (tmp_path / "tmp").mkdir(exist_ok=True)
+    env = {**os.environ, "PYTHONPATH": path, "NVML_FAKE": str(machine), "TMPDIR": str(tmp_path / "tmp")}
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, env=env, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
         if interrupt_at:
@@ -183,12 +184,13 @@ def test_the_view_answers(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_probe_keeps_what_it_has(tmp_path):
-    """Ctrl-C while a setting hangs: exit 130, what was timed before is kept, and what hung is gone."""
+    """Ctrl-C while a setting hangs: exit 130, what was timed before is kept, and what hung is gone with its files."""
     tree = gpu_tree(NCCL_PROTO=[None, "Simple"]) | {"start_from": [{"NCCL_P2P_LEVEL": "LOC"}]}
     done = command(tmp_path, tree, "--limit", "100", fake=True, interrupt_at="default")
     assert done.returncode == 130, done.stderr
     assert {len(dict(row["env"])) for row in rows(tmp_path)} == {0}
     assert not running()
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def test_a_wide_space_is_thinned_evenly():

@@ -46,9 +46,10 @@ _TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING,ENV"}
 
 def main(argv: list[str]) -> None:
     """Answer the question in the file."""
-    question: Job = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    file = Path(argv[0])
+    question: Job = json.loads(file.read_text(encoding="utf-8"))
     for index, environment in enumerate(question["environments"]):
-        folder = Path(tempfile.mkdtemp(prefix="rte-probe-"))
+        folder = Path(tempfile.mkdtemp(dir=file.parent))  # goes with that folder when this program is killed
         try:
             answer = ask(question, environment, folder)
         finally:
