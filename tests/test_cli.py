@@ -211,7 +211,7 @@ def test_closed_streams(results, closed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["click", "pyarrow", "duckdb"])
+@pytest.mark.parametrize("module", ["click", "pydantic", "pyarrow"])
 def test_interrupted_while_it_is_imported(module):
     """Ctrl-C before the command has begun: exit 130 and nothing said."""
     command = [sys.executable, "-X", "importtime", "-m", "raytune_eagle", "plan", "nowhere.yaml"]
