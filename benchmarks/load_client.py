@@ -107,7 +107,9 @@ def real_server() -> Iterator[Callable[[], str]]:
         --speculative-num-draft-tokens 4 --max-total-tokens 16384 --max-running-requests {CONCURRENCY}
         --mem-fraction-static 0.5 --skip-server-warmup --sleep-on-idle --host 127.0.0.1 --port {port}"""
     command = [sys.executable, "-m", "raytune_eagle.engines.cpu", *flags.split()]
-    with tempfile.TemporaryFile() as log, Guarded(command, stdout=log) as process:
+    folder = tempfile.mkdtemp()  # of the server's own temporary files, which it leaves
+    env = os.environ | {"TMPDIR": folder}
+    with tempfile.TemporaryFile() as log, Guarded(command, env=env, stdout=log, remove=[folder]) as process:
         url = f"http://127.0.0.1:{port}"
 
         def ready() -> str:

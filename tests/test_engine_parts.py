@@ -38,10 +38,26 @@ def job(**changes):
 
 
 @pytest.fixture
-def settings(tmp_path, monkeypatch):
+def settings():
     """Folders of its own: what is prepared here is never started, so no guard removes its key file."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return Settings(work_dir=tmp_path / "logs")
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Settings(work_dir=Path(name) / "logs")
+
+
+def test_temporary_files_of_a_server_go_with_it(settings, tmp_path, monkeypatch):
+    """They lie in its private folder, or in one whose path is short enough for sockets; torch's kernels do not."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    one = launch.prepare(settings, job())
+    assert one.env["TMPDIR"] == str(one.scratch) == str(one.secret_dir)
+    far = tmp_path / ("x" * 70)
+    other = launch.prepare(Settings(work_dir=far), job())
+    assert other.secret_dir.parent == far
+    assert other.env["TMPDIR"] == str(other.scratch)
+    assert len(other.env["TMPDIR"]) < 20
+    other.scratch.rmdir()
+    assert one.env["TORCHINDUCTOR_CACHE_DIR"] == other.env["TORCHINDUCTOR_CACHE_DIR"]
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    assert launch.prepare(settings, job()).env["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
 
 
 def test_whose_fault_a_refused_argument_is():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import secrets
 import shlex
@@ -29,6 +30,8 @@ ENV = {
 
 INIT_METHOD = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 """How ranks meet (``environ.py``, SGLang 0.5.12-0.5.23; older ones ignore it and meet at ``--nccl-port``)."""
+_ROOM_FOR_SOCKETS = 70
+"""Characters of a folder's path that leave room for a socket's name: Linux takes 107 in all."""
 _OTHER_RANKS = ("tp-size", "pp-size", "nnodes", "dist-init-addr", "dp-size", "elastic-ep-backend")
 """With these there may be several ranks: SGLang has them meet as it thinks right. A file was tried with one rank only
 (0.5.20 on a CPU), and a launch of eight GPUs is not to be risked on it."""
@@ -66,7 +69,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start, and how to talk to it."""
+    """What to start, and how to talk to it.
+
+    Attributes:
+        secret_dir: holds its key; 0700.
+        scratch: holds its temporary files; may be the same. Both go with the server.
+    """
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -74,6 +82,7 @@ class Launch:
     port: int
     key: str
     secret_dir: Path
+    scratch: Path
     log_path: Path
     model: str
     cores: tuple[int, ...] | None = None
@@ -150,14 +159,16 @@ def prepare(settings: Settings, job: Job) -> Launch:
         yaml.safe_dump(given, out)
     port, nccl_port = free_ports(settings.host, 2)
     address = ["--host", settings.host, "--port", str(port), "--nccl-port", str(nccl_port), "--config", str(file)]
+    scratch = _scratch(secret_dir)
     meeting = _meeting(words, given, secret_dir / "ranks") | _shared_memory(settings, nccl_port)
     return Launch(
         argv=(settings.interpreter, *config.launcher[1:], *words, *address),
-        env={**meeting, **_environment(settings, config)},
+        env={**meeting, **_environment(settings, config, scratch)},
         host=settings.host,
         port=port,
         key=key,
         secret_dir=secret_dir,
+        scratch=scratch,
         log_path=settings.work_dir / f"{job.number:05d}-{job.kind}-{job.config.uid}.log",
         model=config.model,
         cores=settings.cores,
@@ -177,9 +188,18 @@ def _shared_memory(settings: Settings, port: int) -> dict[str, str]:
     return {} if settings.gpus else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
-def _environment(settings: Settings, config: Config) -> dict[str, str]:
+def _scratch(secret_dir: Path) -> Path:
+    """Where a server's temporary files go: SGLang leaves five a launch, sockets most of them (0.5.16-0.5.20)."""
+    if len(os.fspath(secret_dir)) <= _ROOM_FOR_SOCKETS:
+        return secret_dir
+    return Path(tempfile.mkdtemp(prefix="rte-", dir="/tmp"))
+
+
+def _environment(settings: Settings, config: Config, scratch: Path) -> dict[str, str]:
     """Ours, then what an engine wants, then the configuration's own."""
     path = os.environ.get("PATH", os.defpath)
     if os.sep in settings.interpreter:  # kernels compiled at start want that environment's ninja and nvcc
         path = f"{Path(settings.interpreter).parent}{os.pathsep}{path}"
-    return {**os.environ, "PATH": path, **ENV, **config.env}
+    # Where torch keeps what it compiled by default: it is not to be compiled anew in each launch.
+    kernels = {"TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"}
+    return {**kernels, **os.environ, "PATH": path, "TMPDIR": str(scratch), **ENV, **config.env}

@@ -71,7 +71,12 @@ class Start:
         self.started_at, self.oom_kills = time.monotonic(), oom_kills()
         with launch.log_path.open("wb") as log:
             self.guarded = Guarded(
-                launch.argv, env=launch.env, stdout=log, grace_s=GRACE_S, remove=[launch.secret_dir], cores=launch.cores
+                launch.argv,
+                env=launch.env,
+                stdout=log,
+                grace_s=GRACE_S,
+                remove=[launch.secret_dir, launch.scratch],
+                cores=launch.cores,
             )
             self.guarded.start()
         self.processes = Processes(self.guarded)
@@ -229,7 +234,8 @@ class SglangEngine:
         try:
             return Start(launch, job.config, progress, self.settings.only_draft)
         except OSError as error:
-            shutil.rmtree(launch.secret_dir, ignore_errors=True)
+            for folder in (launch.secret_dir, launch.scratch):
+                shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, FileNotFoundError | PermissionError):
                 raise SpecError(f"engine.python: {error}") from error
             raise NodeError(f"cannot start a process: {error}") from error

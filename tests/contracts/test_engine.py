@@ -36,6 +36,14 @@ def base(request):
 
 
 @pytest.fixture
+def temporary(monkeypatch):
+    """Where temporary files go that nobody minds; its path leaves room for a socket's name, so SGLang's would too."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        monkeypatch.setenv("TMPDIR", name)
+        yield Path(name)
+
+
+@pytest.fixture
 def engine(tmp_path, monkeypatch):
     """An engine with folders of its own."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -95,9 +103,9 @@ def is_open(url):
         return probe.connect_ex((host, int(port))) == 0
 
 
-def test_serves_answers_and_leaves_nothing(base, engine):
-    """Two servers in a row speculate; after each, processes, port and secret file are gone, a broken one's too."""
-    urls = []
+def test_serves_answers_and_leaves_nothing(base, engine, temporary):
+    """Two servers in a row speculate; after each, processes, port and files are gone, a broken one's too."""
+    urls, scratch = [], set(Path("/tmp").glob("rte-*"))
     for number in range(2):
         with engine.serve(job(base, 3, 4, 12, number), ignore) as server:
             urls.append(server.url)
@@ -114,6 +122,8 @@ def test_serves_answers_and_leaves_nothing(base, engine):
                 kill_a_scheduler(server, processes)
         assert living(processes) == []
         assert secret_files() == set()
+        assert list(temporary.iterdir()) == []
+        assert set(Path("/tmp").glob("rte-*")) <= scratch
         assert not is_open(server.url)
     assert urls[0] != urls[1]
 
