@@ -9,11 +9,13 @@
 2. `cpu_ratio`: CPU seconds of the client per 1,000 streamed tokens at concurrency 8, ours over theirs; a run of 2 N
    tokens minus one of N, so that the start is left out; imports, several seconds that vary, are not counted at all.
    Both stream from a stub in SGLang's shape: the real server on a CPU streams too slowly for a cost to stand out.
-3. `stub_ratio`: tokens that we counted over tokens that a local server sent, 5,000 chunks a second on 256 connections.
+3. `paced_ratio`: our throughput over what a stub's pace makes it (8 streams of 50 tokens a second), and
+   `paced_ratio_theirs`: which of the two is off where they differ, free of what the real server does by itself.
+4. `stub_ratio`: tokens that we counted over tokens that a local server sent, 5,000 chunks a second on 256 connections.
 
 Aims: throughput_ratio within 2 % of 1, cpu_ratio at most 0.6, stub_ratio at least 0.98, on a quiet machine.
 
-The last line is one JSON object with the three, or with that of the one `--part` asked for: each takes some minutes.
+The last line is one JSON object with them, or with those of the one `--part` asked for: each takes some minutes.
 Environment: `make setup` and `pip install -e .[bench]`, no GPU. With --quick all is
 run once, small, beside the start of the real server, and CPU is that of a single run, its start included: it shows
 that the parts work, and no more.
@@ -206,6 +208,15 @@ def throughput_ratio(url: str, runs: int, count: int, tokens: int) -> dict[str, 
     return {"throughput_ratio": middle["ours"] / middle["theirs"]}
 
 
+def paced_ratio(count: int) -> dict[str, float]:
+    """Both clients on a stub whose throughput is known: 8 streams of 50 tokens a second."""
+    figures = {}
+    for name, run in (("paced_ratio", ours), ("paced_ratio_theirs", theirs)):
+        with stub_server(24, 1 / 50) as (url, _):
+            figures[name] = run(url, count, 24).full / (CONCURRENCY * 50)
+    return figures
+
+
 def in_turn(runs: int) -> list[str]:
     """Who runs when: one, the other; then the other, the one; and so on."""
     return [name for n in range(runs) for name in (("ours", "theirs") if n % 2 == 0 else ("theirs", "ours"))]
@@ -251,6 +262,7 @@ def whole(part: str | None) -> dict[str, float]:
     if part in {None, "throughput"}:
         with real_server() as ready:
             figures |= throughput_ratio(ready(), 5, 256, 24)
+        figures |= paced_ratio(256)
     return figures
 
 
