@@ -37,6 +37,7 @@ import optuna
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from raytune_eagle.lessons import figures_of
 from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.ranking import measurement
 from raytune_eagle.reference import Reference
@@ -44,7 +45,6 @@ from raytune_eagle.report.verdict import between_launches
 from raytune_eagle.samplers.candidates import Candidates, Params
 from raytune_eagle.samplers.kernels import Array
 from raytune_eagle.samplers.two_factor import TwoFactorSampler
-from raytune_eagle.search import figures_of
 from raytune_eagle.statistics import log_variance, t_975
 from raytune_eagle.store import ParquetStore
 
