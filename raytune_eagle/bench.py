@@ -6,8 +6,9 @@ import http.client
 import json
 import re
 import urllib.error
+import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from raytune_eagle.figures import CategorySummary, by_category
 from raytune_eagle.measure import MeasureResult, measure
 from raytune_eagle.model import Value
 from raytune_eagle.model.config import Config, Speculative
-from raytune_eagle.model.measurement import Gate, Measurement, Vitals
+from raytune_eagle.model.measurement import Gate, Measurement, Request, Vitals
 from raytune_eagle.model.trial import ServerFacts
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.ports import Progress
@@ -90,9 +91,13 @@ def connect(address: str, key: str = "") -> Running:
         SpecError: nobody answers, the key is refused, or what answers is no such server.
     """
     url = _TAIL.sub("", address if "://" in address else f"http://{address}")
+    if urllib.parse.urlsplit(url).scheme not in {"http", "https"} or "?" in url:
+        raise SpecError(f"{address}: give http://HOST:PORT or https://…, without a question mark and what follows it")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     info = next((found for path in _INFO if (found := _ask(url + path, headers)) is not None), None)
-    models = (_ask(url + _MODELS, headers) or {}).get("data") or [{}]
+    models = (_ask(url + _MODELS, headers) or {}).get("data")
+    models = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
+    models = models or [{}]
     if info is not None and ("model_path" in info or "internal_states" in info):
         model = str(info.get("served_model_name") or info.get("model_path") or models[0].get("id"))
         return Running(url, headers, facts(info, key), model, sglang=True)
@@ -104,10 +109,11 @@ def connect(address: str, key: str = "") -> Running:
 
 
 def _ask(url: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
-    """A JSON object; None where there is no such page."""
+    """A JSON object; None where there is no such page, or one for people."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=_ASK_S) as response:  # noqa: S310 - the user's address
-            found = json.load(response)
+            text = response.read()
+            found = json.loads(text) if text.lstrip()[:1] in {b"{", b"["} else None
     except urllib.error.HTTPError as exc:
         if exc.code in {http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN}:
             raise SpecError(f"{url}: refuses the key ({exc.code}): name its variable with --api-key-env") from exc
@@ -135,7 +141,7 @@ def bench(running: Running, workload: Workload, progress: Progress) -> BenchRepo
         chat=workload.chat,
         measurements=result.measurements,
         categories=by_category(result.requests),
-        gates=gates.standing(_seen(running, workload, result)),
+        gates=(*gates.standing(_seen(running, workload, result)), *_uncounted(result.requests)),
     )
 
 
@@ -143,6 +149,14 @@ def _seen(running: Running, workload: Workload, result: MeasureResult) -> gates.
     seen = gates.Seen(Config(model=running.model), workload, running.facts)
     config = seen.config.model_copy(update={"speculative": _speculative(seen.info)})
     return gates.Seen(config, workload, running.facts, measurements=result.measurements, requests=result.requests)
+
+
+def _uncounted(requests: Sequence[Request]) -> tuple[Gate, ...]:
+    """Whether the server said how many tokens it sent; `Request.prompt_tokens` is 0 where it did not."""
+    if all(row.prompt_tokens or row.error for row in requests):
+        return ()
+    detail = "the server gives no usage: chunks are counted, too few tokens where one brings several"
+    return (Gate(name="tokens", verdict="warning", detail=detail),)
 
 
 def _speculative(info: Mapping[str, Any]) -> Speculative | None:

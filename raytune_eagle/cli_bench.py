@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from typing import Any
 
@@ -13,6 +14,9 @@ from raytune_eagle.cli_studies import FAILED, stdout
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.workload import load_prompts
+
+_OTHER_FILES = 64
+"""Open files of a process that are no connections."""
 
 
 @click.command()
@@ -53,4 +57,7 @@ def _levels(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) for part in parts) or len(set(parts)) < len(parts):
         raise SpecError(f"--concurrency {text}: write numbers above 0, each once, for example 1,8")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
+    if (highest := max(map(int, parts))) > most:
+        raise SpecError(f"--concurrency {highest}: this shell lets a process have {most} connections (ulimit -n)")
     return tuple(map(int, parts))

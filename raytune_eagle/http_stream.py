@@ -55,15 +55,25 @@ class Connections:
             OSError: nobody listens, the connection broke, or what came is not HTTP.
             Exception: whatever `take` raised.
         """
-        connection = await self._connection()
         head = f"POST {self._path}{path} HTTP/1.1\r\n{self._lines}Content-Length: {len(body)}\r\n\r\n"
-        await connection.request(head.encode() + body, take)
+        message = head.encode() + body
+        connection = self._kept() or await self._new()
+        try:
+            await connection.request(message, take)
+        except ConnectionError:
+            if not connection.stale:
+                raise
+            connection = await self._new()
+            await connection.request(message, take)
         self._idle.append(connection)
 
-    async def _connection(self) -> _Connection:
+    def _kept(self) -> _Connection | None:
         while self._idle:
             if (kept := self._idle.pop()).alive:
                 return kept
+        return None
+
+    async def _new(self) -> _Connection:
         loop = asyncio.get_running_loop()
         _, made = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
         return made
@@ -84,7 +94,15 @@ class _Connection(asyncio.Protocol):
         self._take: Take = lambda _piece, _now: None
         self._status = 0
         self._refusal = b""
+        self._there = ""  # where a redirection points
         self._now = 0.0
+        self._asked = 0
+        self._heard = False  # anything of the answer under way
+
+    @property
+    def stale(self) -> bool:
+        """Whether the server hung up on a kept connection just as it was used again; a new one may be asked."""
+        return self._asked > 1 and not self._heard
 
     @property
     def alive(self) -> bool:
@@ -97,7 +115,8 @@ class _Connection(asyncio.Protocol):
     async def request(self, message: bytes, take: Take) -> None:
         """See `Connections.post`; a request that does not come to its end closes the connection."""
         self._parser = httptools.HttpResponseParser(self)
-        self._take, self._status, self._refusal = take, 0, b""
+        self._take, self._status, self._refusal, self._there = take, 0, b"", ""
+        self._asked, self._heard = self._asked + 1, False
         self._ended = asyncio.get_running_loop().create_future()
         cast("asyncio.Transport", self._transport).write(message)
         try:
@@ -110,7 +129,8 @@ class _Connection(asyncio.Protocol):
         if self._status != HTTPStatus.OK:
             self.close()
             text = " ".join(self._refusal.decode(errors="replace").split())
-            raise RefusedError(f"HTTP {self._status}: {text[:_SHOWN]}")
+            moved = f"moved to {self._there[:_SHOWN]}: give that address; " if self._there else ""
+            raise RefusedError(f"HTTP {self._status}: {moved}{text[:_SHOWN]}".rstrip(": ;"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -119,7 +139,7 @@ class _Connection(asyncio.Protocol):
         if self._ended is None or self._ended.done():
             self.close()  # nobody asked for it
             return
-        self._now = perf_counter()
+        self._now, self._heard = perf_counter(), True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -134,6 +154,10 @@ class _Connection(asyncio.Protocol):
             self._ended.set_result(None)
         else:
             self._ended.set_exception(exc or ConnectionResetError("the server closed the connection without an answer"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"location":
+            self._there = value.decode(errors="replace")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

@@ -175,10 +175,19 @@ def searched(records: Sequence[TrialRecord], concurrency: int) -> list[Row]:
     return [row for row in rows if row.status == "completed" and row.kind != "baseline"]
 
 
-def label(config: Config) -> str:
-    """Short name: algorithm and steps / topk / draft tokens, and the flags of this configuration alone."""
+def label(config: Config, *, draft: bool = False) -> str:
+    """Short name: algorithm and steps / topk / draft tokens, and the flags of this configuration alone.
+
+    With `draft` its draft too: where a study has several.
+    """
     chosen = config.speculative
     flags = [f"{name}={value}" for name, value in config.tuned_args.items() if value not in (None, False)]
     if chosen is None:
         return " ".join(["plain decoding", *flags])
-    return " ".join([f"{chosen.ALGORITHM} {chosen.num_steps}/{chosen.eagle_topk}/{chosen.num_draft_tokens}", *flags])
+    shape = f"{chosen.ALGORITHM} {chosen.num_steps}/{chosen.eagle_topk}/{chosen.num_draft_tokens}"
+    return " ".join([shape, *([f"draft={chosen.draft}"] if draft else []), *flags])
+
+
+def several_drafts(configs: Iterable[Config]) -> bool:
+    """Whether a name must tell which draft."""
+    return len({config.speculative.draft for config in configs if config.speculative}) > 1

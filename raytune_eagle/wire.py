@@ -176,9 +176,9 @@ def _parsed(payload: bytes) -> dict[str, Any]:
 
 
 def _text(chunk: dict[str, Any]) -> str:
-    """What a model thinks aloud is made of tokens like all else."""
+    """What a model thinks aloud is made of tokens like all else (SGLang calls it reasoning_content, vLLM reasoning)."""
     deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
-    return "".join((delta.get("reasoning_content") or "") + (delta.get("content") or "") for delta in deltas)
+    return "".join(delta.get(name) or "" for delta in deltas for name in ("reasoning_content", "reasoning", "content"))
 
 
 def _speculation(chunk: dict[str, Any]) -> dict[str, Any]:

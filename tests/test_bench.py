@@ -46,6 +46,10 @@ class OpenAI:
 
     counts: bool = True
     key: str = ""
+    usage: bool = True
+    thoughts: str = "reasoning_content"
+    models_page: str = '{"object": "list", "data": [{"id": "org/model"}]}'
+    info_page: str = ""
     bodies: list[dict] = field(default_factory=list)
     url: str = ""
 
@@ -55,8 +59,10 @@ class OpenAI:
             usage = {"prompt_tokens": 7, "completion_tokens": number} if self.counts else None
             chunk = delta("w" * step, usage, "length" if number == tokens else None)
             if number == step:
-                chunk["choices"][0]["delta"] = {"reasoning_content": "hm "}
+                chunk["choices"][0]["delta"] = {self.thoughts: "hm "}
             yield chunk
+        if not self.usage:
+            return
         yield delta(usage={"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens})
 
     async def answer(self, request):
@@ -75,7 +81,11 @@ class OpenAI:
         """What clients ask first."""
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.Response(status=401)
-        return web.json_response({"object": "list", "data": [{"id": "org/model"}]})
+        return web.Response(text=self.models_page, content_type="application/json")
+
+    async def info(self, request):
+        """Of SGLang alone; others may answer anything."""
+        return web.Response(text=self.info_page, content_type="text/html", status=200 if self.info_page else 404)
 
     @contextmanager
     def running(self):
@@ -84,6 +94,7 @@ class OpenAI:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.answer)
         app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/server_info", self.info)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         loop.run_until_complete(runner.setup())
         loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
@@ -166,6 +177,44 @@ def test_openai_server_is_measured(counts):
     assert "ignore_eos" not in body, "strict servers refuse what they do not know"
 
 
+def test_a_server_without_usage_has_its_chunks_counted_and_says_so():
+    """Three words come in a chunk, and one token is all that it can be taken for: a gate warns of it."""
+    with OpenAI(counts=False, usage=False).running() as server:
+        found = bench(connect(server.url), WORKLOAD, ignore)
+    assert [gate.verdict for gate in found.gates if gate.name == "tokens"] == ["warning"]
+    with OpenAI().running() as server:
+        found = bench(connect(server.url), WORKLOAD, ignore)
+    assert "tokens" not in {gate.name for gate in found.gates}
+
+
+@pytest.mark.parametrize("thoughts", ["reasoning", "reasoning_content"])
+def test_thoughts_are_tokens_under_either_name(thoughts):
+    """The first chunk brings three tokens, whichever name a server has for what is thought aloud."""
+    with OpenAI(counts=False, thoughts=thoughts).running() as server:
+        found = bench(connect(server.url), WORKLOAD, ignore)
+    assert found.measurements[0].completion_tokens == 12 * len(PROMPTS) * 2
+
+
+def test_a_page_for_people_in_front_of_a_server_is_passed_over():
+    """A web page under SGLang's address does not hide the server of OpenAI's format behind it."""
+    with OpenAI(info_page="<html>hello</html>").running() as server:
+        assert connect(server.url).model == "org/model"
+
+
+@pytest.mark.parametrize("page", ['{"data": {"id": "m"}}', '{"data": ["m"]}', '{"data": null}', "[]", "null"])
+def test_a_list_of_models_in_another_shape_is_told(page):
+    """One line, whatever it is."""
+    with OpenAI(models_page=page).running() as server, pytest.raises(SpecError, match="answers neither"):
+        connect(server.url)
+
+
+@pytest.mark.parametrize("address", ["ftp://127.0.0.1:9", "http://127.0.0.1:9/v1?api-version=1"])
+def test_an_address_that_is_none_of_http_is_told_at_once(address):
+    """Nobody is asked."""
+    with pytest.raises(SpecError, match="give http://HOST:PORT"):
+        connect(address)
+
+
 def test_sglang_is_asked_in_its_own_way():
     """Verify rounds come with it, and what it says of itself is looked at."""
     with sglang(*SPECULATIVE) as url:
@@ -216,6 +265,7 @@ def test_table_of_an_openai_server(tmp_path):
         (["http://127.0.0.1:1"], "give the address of a server that runs"),
         (["http://127.0.0.1:1", "--concurrency", "1,x"], "--concurrency 1,x: write numbers above 0"),
         (["http://127.0.0.1:1", "--concurrency", "2,2"], "each once"),
+        (["http://127.0.0.1:1", "--concurrency", "99999999"], "--concurrency 99999999: this shell lets a process have"),
         (["http://127.0.0.1:1", "--api-key-env", "NO_SUCH"], "--api-key-env NO_SUCH: no such variable"),
         (["http://127.0.0.1:1", "--workload", "/no/such"], "/no/such: no such file"),
     ],

@@ -91,6 +91,15 @@ def test_key_and_own_config_file_go_into_a_private_file(settings, tmp_path):
     assert not {"mine", "root"} & set(one.argv)
 
 
+def test_paths_under_home_are_launched_as_they_are_here(settings, monkeypatch):
+    """SGLang would look for a folder named ``~``: model and draft are given to it in full."""
+    monkeypatch.setenv("HOME", "/home/me")
+    draft = Speculative(draft="~/draft", num_steps=3, eagle_topk=1, num_draft_tokens=4)
+    words = launch.prepare(settings, job(model="~/models/kimi", speculative=draft)).argv
+    assert words[words.index("--model-path") + 1] == "/home/me/models/kimi"
+    assert words[words.index("--speculative-draft-model-path") + 1] == "/home/me/draft"
+
+
 OTHER_RANKS = [
     {"tp": 8},
     {"pipeline-parallel-size": 2},

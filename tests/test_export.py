@@ -53,9 +53,9 @@ def shell(script: str, *words: str) -> list:
 
 @pytest.mark.parametrize(("first", "second"), list(zip(NASTY, reversed(NASTY), strict=True)))
 def test_a_real_shell_gives_back_argv_and_env(tmp_path, first, second):
-    """The command pasted into /bin/sh, and the env file sourced by it, start exactly the configuration."""
+    """The command pasted into /bin/sh, and the env file sourced by it, start exactly what `run` starts."""
     config = nasty(first, second)
-    expected = [config.argv(), config.env]
+    expected = [config.at_home().argv(), config.env]
     assert shell(export(config, "command")) == expected
     path = tmp_path / "launch.env"
     path.write_text(export(config, "env"), encoding="utf-8")
@@ -70,11 +70,26 @@ def test_every_export_is_parsed_back(first, second):
     """Whatever the texts, each form holds the same words and environment."""
     config = nasty(first, second)
     words, env = [*config.launcher, *config.argv()], config.env
-    assert json.loads(export(config, "json")) == {"argv": words, "env": env}
+    here = config.at_home()
+    assert json.loads(export(config, "json")) == {"argv": [*here.launcher, *here.argv()], "env": env}
     assert shlex.split(export(config, "command")) == [*(f"{name}={value}" for name, value in env.items()), *words]
     lines = dict(word.split("=", 1) for word in shlex.split(export(config, "env")))
     assert shlex.split(lines.pop("RAYTUNE_EAGLE_ARGS")) == words
     assert lines == env
+
+
+def test_paths_under_home_can_be_pasted(tmp_path, monkeypatch):
+    """Interpreter, model and draft under ``~`` are started from a shell as `run` starts them; other words stay."""
+    home = tmp_path / "my home"
+    (home / "my env").mkdir(parents=True)
+    (home / "my env" / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("HOME", str(home))
+    config = nasty("~/a model", "~/draft").model_copy(update={"launcher": ("~/my env/python", "-c", SHOW)})
+    words, _ = shell(export(config, "command"))
+    assert words == config.at_home().argv()
+    assert words[1] == f"{home}/a model"
+    assert words[words.index("--chat-template") + 1] == "~/a model"
+    assert json.loads(export(config, "json"))["argv"][0] == f"{home}/my env/python"
 
 
 def test_a_command_is_one_line():

@@ -7,7 +7,7 @@ import datetime as dt
 import ipaddress
 import ssl
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -34,26 +34,39 @@ class Heard:
         return [head for heads in self.connections for head in heads]
 
 
+async def gone(writer: asyncio.StreamWriter) -> None:
+    """Close it, and wait until it is."""
+    writer.close()
+    with suppress(ConnectionError, ssl.SSLError):
+        await writer.wait_closed()
+
+
 def talk(
     parts: Sequence[bytes],
     *,
     requests: int = 1,
+    answers: int = 1000,
     hang_up: bool = False,
     tls: ssl.SSLContext | None = None,
     url: str = "http://127.0.0.1:{port}",
     take: Callable[[bytes, float], None] | None = None,
-    between: Callable[[], None] = lambda: None,
 ) -> tuple[list[bytes], Heard]:
-    """Pieces that were handed on when a server answered each of `requests` with `parts`, sent one by one."""
-    heard, pieces = Heard(), list[bytes]()
+    """Pieces that were handed on when a server answered each of `requests` with `parts`, sent one by one.
+
+    A connection of it has so many `answers`: it hangs up on a request too many.
+    """
+    heard, pieces, served = Heard(), list[bytes](), set[asyncio.Task[None] | None]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heads = list[str]()
         heard.connections.append(heads)
+        served.add(asyncio.current_task())
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 heads.append(head.decode())
                 await reader.readexactly(2)
+                if len(heads) > answers:
+                    break
                 for part in parts:
                     writer.write(part)
                     await writer.drain()
@@ -63,17 +76,19 @@ def talk(
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            writer.close()
+            await gone(writer)
 
     async def main() -> None:
         async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
             port = server.sockets[0].getsockname()[1]
-            with closing(Connections(url.format(port=port), {"X-Key": "k"})) as connections:
-                for _ in range(requests):
-                    async with asyncio.timeout(5):
-                        await connections.post("/generate", b"{}", take or (lambda piece, _now: pieces.append(piece)))
-                    between()
-                    await asyncio.sleep(0.02)
+            try:
+                with closing(Connections(url.format(port=port), {"X-Key": "k"})) as connections:
+                    for _ in range(requests):
+                        async with asyncio.timeout(5):
+                            await connections.post("/generate", b"{}", take or (lambda piece, _: pieces.append(piece)))
+                        await asyncio.sleep(0.02)
+            finally:
+                await asyncio.gather(*filter(None, served), return_exceptions=True)
 
     asyncio.run(main())
     return pieces, heard
@@ -120,7 +135,11 @@ def test_a_server_that_hangs_up_between_two_requests_is_asked_anew():
     ("parts", "error", "said"),
     [
         ([b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 7\r\n\r\nno\n key"], RefusedError, "HTTP 401: no key"),
-        ([b"HTTP/1.1 307 Moved\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n"], RefusedError, "HTTP 307"),
+        (
+            [b"HTTP/1.1 307 Moved\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n"],
+            RefusedError,
+            "HTTP 307: moved to /there: give",
+        ),
         ([b"SSH-2.0-OpenSSH_9.2\r\n"], ConnectionError, "not HTTP"),
         ([b""], ConnectionResetError, "without an answer"),
         ([CHUNKED + b"zz\r\n"], ConnectionError, "not HTTP"),
@@ -130,6 +149,13 @@ def test_what_is_no_answer_is_told(parts: list[bytes], error: type[Exception], s
     """Each way not to answer is an error that names it."""
     with pytest.raises(error, match=said):
         talk(parts, hang_up=True)
+
+
+def test_a_connection_that_ended_unseen_is_asked_anew():
+    """A server that hangs up when it is asked again, without a byte, is asked over a new connection."""
+    pieces, heard = talk([WHOLE], requests=3, answers=1)
+    assert pieces == [b"hello", b" world"] * 3
+    assert [len(heads) for heads in heard.connections] == [2, 2, 1]
 
 
 def test_an_announcement_is_not_the_answer():

@@ -109,7 +109,8 @@ def free_ports(host: str, count: int) -> list[int]:
 
 
 def resolved(config: Config) -> Config:
-    """The same with the paths of built-in models."""
+    """The same with the paths of built-in models, and of those under ``~``."""
+    config = config.at_home()
     spec = config.speculative
     if spec:
         spec = spec.model_copy(update={"draft": builtin_path(spec.draft, "draft")})
@@ -134,7 +135,7 @@ def command(settings: Settings, config: Config) -> str:
     for flag in SECRET_FLAGS:
         words, _ = take_out(words, flag)
     env = [f"{name}={shlex.quote(value)}" for name, value in config.env.items()]
-    launcher = (settings.python or config.launcher[0], *config.launcher[1:])
+    launcher = (settings.interpreter if settings.python else config.launcher[0], *config.launcher[1:])
     return " ".join([*env, shlex.join([*launcher, *words])])
 
 

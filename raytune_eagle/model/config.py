@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shlex
 from typing import Annotated, ClassVar
 
@@ -59,6 +61,18 @@ def flag_words(flags: dict[str, FlagValue]) -> list[str]:
     return words
 
 
+_PATHS = ("--model-path", "--speculative-draft-model-path")
+_HOME = re.compile(r"(~[A-Za-z0-9_.-]*)(?:/(.*))?", re.DOTALL)
+
+
+def _word(word: str, *, at_home: bool) -> str:
+    """Quote a word for a POSIX shell, but for the ``~`` or ``~user`` in front of a path."""
+    found = _HOME.fullmatch(word) if at_home else None
+    if found is None:
+        return shlex.quote(word)
+    return found[1] + (f"/{shlex.quote(found[2]) if found[2] else ''}" if found[2] is not None else "")
+
+
 class Config(Value):
     """One launch of ``sglang.launch_server``, whole but for its address: what a trial tries.
 
@@ -86,7 +100,23 @@ class Config(Value):
     def command(self) -> str:
         """The launch as one line for a POSIX shell, environment first."""
         env = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        return " ".join([*env, shlex.join([*self.launcher, *self.argv()])])
+        return " ".join([*env, self.shell_words()])
+
+    def shell_words(self) -> str:
+        """Launcher and words for a POSIX shell; a ``~`` that `at_home` would expand is left for the shell to expand."""
+        words = [*self.launcher, *self.argv()]
+        at_home = {0, *(place + 1 for place, word in enumerate(words) if word in _PATHS)}
+        return " ".join(_word(word, at_home=place in at_home) for place, word in enumerate(words))
+
+    def at_home(self) -> Config:
+        """With the ``~`` of interpreter, model and draft as it is here: SGLang would take it for part of a name."""
+        spec = self.speculative
+        changed = {
+            "launcher": (os.path.expanduser(self.launcher[0]), *self.launcher[1:]),  # noqa: PTH111  keep bare names bare
+            "model": os.path.expanduser(self.model),  # noqa: PTH111
+            "speculative": spec and spec.model_copy(update={"draft": os.path.expanduser(spec.draft)}),  # noqa: PTH111
+        }
+        return self.model_copy(update=changed)
 
     @property
     def uid(self) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from raytune_eagle.findings import Finding
 from raytune_eagle.model.trial import Event, TrialRecord
-from raytune_eagle.ranking import Row, confirmed, label, leaderboard
+from raytune_eagle.ranking import Row, confirmed, label, leaderboard, several_drafts
 from raytune_eagle.reference import Reference
 from raytune_eagle.report.outlook import node_states
 from raytune_eagle.report.verdict import verdict, winner
@@ -80,7 +80,7 @@ def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[st
 
 
 def _board(rows: Sequence[Row], title: str) -> Table:
-    varied = _varied(rows)
+    varied, several = _varied(rows), several_drafts(row.config for row in rows)
     table = Table(title=title)
     table.add_column("launch", justify="right")
     table.add_column("configuration")
@@ -89,7 +89,8 @@ def _board(rows: Sequence[Row], title: str) -> Table:
     table.add_column("status")
     for row in rows:
         interval = "" if row.ci_low is None else f"{row.ci_low:.1f}–{row.ci_high:.1f}"
-        settings = " ".join([label(row.config), *(f"{n}={row.config.env[n]}" for n in varied if n in row.config.env)])
+        env = (f"{name}={row.config.env[name]}" for name in varied if name in row.config.env)
+        settings = " ".join([label(row.config, draft=several), *env])
         figures = [_number(row.throughput, 1), interval, _number(row.accept_len, 2), _number(row.speedup, 2, "x")]
         status = row.status if row.status != "completed" else ""
         table.add_row(row.launches, escape(settings), *figures, escape(f"{status} {row.reason}".strip()))

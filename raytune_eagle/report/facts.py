@@ -14,7 +14,7 @@ from raytune_eagle.errors import SpecError
 from raytune_eagle.identity import STARTED
 from raytune_eagle.model.measurement import Measurement
 from raytune_eagle.model.trial import Completed, Event, Failed, TrialRecord
-from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement
+from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement, several_drafts
 from raytune_eagle.report.verdict import Sides, fastest, in_words, sides
 from raytune_eagle.store import ParquetStore
 
@@ -130,7 +130,8 @@ class Facts:
         for name, values in names.items():
             values.update(record.config.env.get(name) for record in self.records)
         varied = [name for name, values in names.items() if len(values) > 1]
-        return {record.number: _label(record, varied) for record in self.records}
+        several = several_drafts(record.config for record in self.records)
+        return {record.number: _label(record, varied, draft=several) for record in self.records}
 
     def launches(self, concurrency: int) -> list[tuple[TrialRecord, Measurement]]:
         """Launches that have figures at a concurrency, with these."""
@@ -198,9 +199,9 @@ def _chief(records: Sequence[TrialRecord], rows: Sequence[Row]) -> list[TrialRec
     return [record for record in records if record.kind != "trial" or record.key in keys]
 
 
-def _label(record: TrialRecord, varied: Sequence[str]) -> str:
+def _label(record: TrialRecord, varied: Sequence[str], *, draft: bool) -> str:
     env = [f"{name}={record.config.env[name]}" for name in varied if name in record.config.env]
-    return " ".join([label(record.config), *env])
+    return " ".join([label(record.config, draft=draft), *env])
 
 
 def _mean_figures(figures: Sequence[Measurement]) -> dict[str, float] | None:

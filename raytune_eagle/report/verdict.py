@@ -16,7 +16,16 @@ import numpy as np
 from raytune_eagle.figures import Array
 from raytune_eagle.model.measurement import Measurement, Request
 from raytune_eagle.model.trial import Failed, TrialRecord
-from raytune_eagle.ranking import Row, confirmed, confirming, label, leaderboard, measurement, pooled
+from raytune_eagle.ranking import (
+    Row,
+    confirmed,
+    confirming,
+    label,
+    leaderboard,
+    measurement,
+    pooled,
+    several_drafts,
+)
 from raytune_eagle.statistics import Interval, LaunchNoise, compare_launches, launch_noise, log_variance
 
 
@@ -210,7 +219,7 @@ def in_words(found: Sides | None, records: Sequence[TrialRecord], concurrency: i
     """The sentence for what `sides` found of these records."""
     if found is None:
         return _nothing(records, concurrency)
-    name = label(found.best.config)
+    name = label(found.best.config, draft=several_drafts(record.config for record in records))
     if found.over_plain is None:
         figure = f"{found.best.throughput:.1f} tok/s"
         return f"{name} is the fastest at {figure}, but no node measured plain decoding beside it"

@@ -1,0 +1,41 @@
+"""Names of configurations where a study has several drafts."""
+
+import io
+
+from made_records import TUNED, plain, trial
+from rich.console import Console
+
+from raytune_eagle.model.config import Config
+from raytune_eagle.ranking import label
+from raytune_eagle.report.console import summary
+from raytune_eagle.report.facts import Facts
+from raytune_eagle.report.verdict import verdict
+from raytune_eagle.store import ParquetStore
+
+
+def night(*drafts):
+    """Plain decoding, and one shape with each draft, the first the fastest."""
+    configs = [Config(model="m", speculative=TUNED.model_copy(update={"draft": draft})) for draft in drafts]
+    trials = [trial(1 + n, 200.0 - n, key=config.uid, config=config) for n, config in enumerate(configs)]
+    return [plain(0, 100.0), *trials]
+
+
+def test_one_draft_is_not_named():
+    """It would be the same in every line."""
+    records = night("/d/one")
+    assert "/d/one" not in verdict(records, 1)
+    assert label(records[1].config) == "EAGLE3 3/4/12"
+
+
+def test_of_several_drafts_each_is_named(tmp_path):
+    """The verdict, the table of the console and the report say which checkpoint it was."""
+    records = night("/d/one", "/d/two")
+    assert "EAGLE3 3/4/12 draft=/d/one is 2.0" in verdict(records, 1)
+    said = io.StringIO()
+    summary(records, [1], Console(file=said, width=160))
+    assert "EAGLE3 3/4/12 draft=/d/two" in said.getvalue()
+    store = ParquetStore(str(tmp_path))
+    store.declare("s", {})
+    for record in records:
+        store.append(record)
+    assert Facts(store, "s").labels[2] == "EAGLE3 3/4/12 draft=/d/two"
