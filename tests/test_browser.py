@@ -188,7 +188,7 @@ def test_probes_of_the_kept_study(browser, tmp_path):
     drawn = page.locator("#probes-all .heatmap-label text").all_text_contents()
     assert {"12.6", "14"} <= set(drawn)
     page.locator("#probes-all summary").click()
-    assert page.locator("#probes-all tbody tr").count() == 25
+    until(page, "document.querySelectorAll('#probes-all tbody tr').length === 25")  # made when it is opened
     seen.shot("report-kept-1280-light")
     page.set_viewport_size({"width": 390, "height": 900})
     until(page, "document.documentElement.scrollWidth <= 390")  # charts follow
