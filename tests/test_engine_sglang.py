@@ -9,6 +9,7 @@ import signal
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -251,8 +252,10 @@ def test_error_of_the_body_passes_and_the_server_is_gone(serve):
 def test_killed_server_is_a_failure_with_a_name(serve):
     """SIGKILL from outside is not the configuration's fault, unless the kernel killed for want of memory meanwhile."""
     with serve(job()) as server:
-        for pid in descendants():
-            if "guard.py" not in " ".join(psutil.Process(pid).cmdline()):
+        # all are looked for before the first is killed: the others may end by that
+        victims = [pid for pid in descendants() if "guard.py" not in " ".join(psutil.Process(pid).cmdline())]
+        for pid in victims:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with pytest.raises(NodeError, match="killed_by_os: a process of the server was killed from outside"):
             until_dead(server)
