@@ -1,8 +1,8 @@
 """Answers over HTTP/1.1, handed on piece by piece as the socket has them.
 
 A load generator must cost little against what it measures. Here a piece goes from the socket through httptools' parser
-to its reader within one callback of the event loop; a client that buffers it and wakes a task for it costs about
-twice as much (benchmarks/load_client.py).
+to its reader within one callback of the event loop; buffering it in a stream and waking a task for it cost 0.059 s of
+processor for 1,000 chunks, this 0.038 (benchmarks/load_client.py on 4 cores, asyncio's loop, one run each).
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Connections:
 
     async def post(self, path: str, body: bytes, take: Take) -> None:
         """Send JSON, and hand the answer's body to `take` until its end, or until the server hangs up on it.
+
+        A kept connection that ends without a byte of the answer had been closed meanwhile: it is asked once more, anew.
 
         Raises:
             RefusedError: for another status than 200.

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""``sgl_kernel``'s operations of attention, in plain torch."""
+"""``sgl_kernel``'s operations of attention, in plain torch; the long argument lists are its own (0.5.20)."""
 
 from __future__ import annotations
 
