@@ -100,8 +100,7 @@ def test_paths_under_home_are_launched_as_they_are_here(settings, monkeypatch):
     assert words[words.index("--speculative-draft-model-path") + 1] == "/home/me/draft"
 
 
-OTHER_RANKS = [
-    {"tp": 8},
+OTHER_MEETINGS = [
     {"pipeline-parallel-size": 2},
     {"nnodes": 2},
     {"dp": 2},
@@ -110,11 +109,11 @@ OTHER_RANKS = [
 ]
 
 
-@pytest.mark.parametrize("args", OTHER_RANKS)
-def test_a_single_rank_meets_itself_in_a_private_file(settings, args, tmp_path, monkeypatch):
-    """No store of torch's listens; with several ranks SGLang's own way is kept; the user's own value wins."""
+@pytest.mark.parametrize("args", OTHER_MEETINGS)
+def test_ranks_of_one_machine_meet_in_a_private_file(settings, args, tmp_path, monkeypatch):
+    """No store of torch's listens; where there may be other ranks SGLang's own way is kept; the user's value wins."""
     monkeypatch.delenv(launch.INIT_METHOD, raising=False)
-    one = launch.prepare(settings, job())
+    one = launch.prepare(settings, job(args={"tp": 8}))
     assert one.env[launch.INIT_METHOD] == f"file://{one.secret_dir}/ranks"
     assert one.env["MASTER_PORT"] == one.argv[one.argv.index("--nccl-port") + 1]
     if isinstance(args, str):

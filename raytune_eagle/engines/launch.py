@@ -32,9 +32,9 @@ INIT_METHOD = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 """How ranks meet (``environ.py``, SGLang 0.5.12-0.5.23; older ones ignore it and meet at ``--nccl-port``)."""
 _ROOM_FOR_SOCKETS = 70
 """Characters of a folder's path that leave room for a socket's name: Linux takes 107 in all."""
-_OTHER_RANKS = ("tp-size", "pp-size", "nnodes", "dist-init-addr", "dp-size", "elastic-ep-backend")
-"""With these there may be several ranks: SGLang has them meet as it thinks right. A file was tried with one rank only
-(0.5.20 on a CPU), and a launch of eight GPUs is not to be risked on it."""
+_OTHER_MEETINGS = ("pp-size", "nnodes", "dist-init-addr", "dp-size", "elastic-ep-backend")
+"""With these there may be ranks elsewhere, or several groups of them: SGLang has them meet as it thinks right. A file
+was tried with one rank (0.5.20 on a CPU) and with ``tp-size`` 2 (0.5.16, NCCL on two H200s)."""
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,9 @@ def prepare(settings: Settings, job: Job) -> Launch:
 
 
 def _meeting(words: Sequence[str], given: Mapping[str, object], file: Path) -> dict[str, str]:
-    """A single rank needs nobody to meet: a file of its own, where torch's TCPStore would listen on every address."""
+    """One group of ranks on one machine: a file of its own, where torch's TCPStore would listen on every address."""
     named = [*(word.removeprefix("--").partition("=")[0] for word in words if word.startswith("--")), *given]
-    if any(ALIASES.get(name, name) in _OTHER_RANKS for name in (each.replace("_", "-") for each in named)):
+    if any(ALIASES.get(name, name) in _OTHER_MEETINGS for name in (each.replace("_", "-") for each in named)):
         return {}
     return {INIT_METHOD: f"file://{file}"}
 
