@@ -9,6 +9,7 @@ from made_records import TUNED, figures, plain, requests, trial
 
 from raytune_eagle.model.config import Config
 from raytune_eagle.model.trial import Completed
+from raytune_eagle.report.noise import between_launches
 from raytune_eagle.report.verdict import ratio, ratio_of_intervals, sides, verdict, winner
 from raytune_eagle.statistics import Interval, LaunchNoise
 
@@ -143,6 +144,22 @@ def test_a_confirmed_verdict_names_both_gains(figures_, sentence):
     assert verdict(confirmation(*figures_), 1) == sentence
 
 
+@pytest.mark.parametrize(("searched", "surer"), [(136.0, True), (80.0, False)])
+def test_a_winner_of_one_round_that_came_out_otherwise_before_is_no_sure_one(searched, surer):
+    """Launches of one point that differ by a third are what launches differ by; before it was a guess of 2 %."""
+    again = [plain(2, 101.0, kind="confirm"), trial(3, 136.0, kind="confirm")]
+    found = sides([plain(0, 100.0), trial(1, searched), *again], 1)
+    assert found.over_plain.value == pytest.approx(136 / 101)
+    assert (found.over_plain.low > 1) == surer
+
+
+def test_the_rounds_of_a_confirmation_say_what_launches_differ_by():
+    """Two rounds that agree are not widened by what the search saw before them."""
+    records = confirmation(100.0, 120.0, 144.0)
+    calm = between_launches(records, 1)
+    assert between_launches([plain(0, 100.0), trial(1, 400.0, config=TUNED_LL), *records[2:]], 1) == calm
+
+
 def test_a_confirmation_that_failed_leaves_the_search_to_speak():
     """Without figures of both sides the verdict is the search's, and says that nothing confirmed it."""
     records = [plain(0, 100.0), trial(1, 150.0), plain(2, 100.0, kind="confirm"), trial(3, None, kind="confirm")]
@@ -201,9 +218,3 @@ def test_the_verdict_is_no_surer_than_the_figures(records, sentence):
 def test_the_verdict_tells_a_concurrency_that_nobody_measured():
     """Another concurrency's figures do not stand in."""
     assert verdict([trial(1, 138.0)], 8) == "no trial was measured at concurrency 8"
-
-
-def test_the_ratio_can_be_swapped():
-    """Another way to compare launches decides the sentence."""
-    records = [plain(0, 100.0), trial(1, 138.0), trial(2, 138.0)]
-    assert verdict(records, 1, lambda *_: Interval(1.0, 0.5, 2.0)).startswith("no difference shown")

@@ -14,7 +14,8 @@ from rich.table import Table
 from raytune_eagle.model.trial import Completed, Event, TrialRecord
 from raytune_eagle.ranking import Row, label, leaderboard
 from raytune_eagle.report.facts import written_spec
-from raytune_eagle.report.verdict import between_launches, ratio_of_intervals, speed, widened, winner
+from raytune_eagle.report.noise import between_launches
+from raytune_eagle.report.verdict import ratio_of_intervals, speed, widened, winner
 from raytune_eagle.spec import differences
 from raytune_eagle.statistics import LaunchNoise
 

@@ -7,13 +7,10 @@ chosen before they ran, alternated with plain decoding on the same nodes, and go
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from raytune_eagle.figures import Array
 from raytune_eagle.model.measurement import Measurement, Request
 from raytune_eagle.model.trial import Failed, TrialRecord
 from raytune_eagle.ranking import (
@@ -26,7 +23,8 @@ from raytune_eagle.ranking import (
     pooled,
     several_drafts,
 )
-from raytune_eagle.statistics import Interval, LaunchNoise, compare_launches, launch_noise, log_variance
+from raytune_eagle.report.noise import between_launches
+from raytune_eagle.statistics import Interval, LaunchNoise, compare_launches
 
 
 class Sides(NamedTuple):
@@ -46,10 +44,6 @@ class Sides(NamedTuple):
     over_plain: Interval | None
     over_same: Interval | None
     confirmed: bool
-
-
-RatioOf = Callable[[Sequence[TrialRecord], Sequence[TrialRecord], int, LaunchNoise], Interval]
-"""Throughput of some launches over that of others of the same node, at a concurrency, given their `LaunchNoise`."""
 
 
 def ratio(tuned: Sequence[TrialRecord], plain: Sequence[TrialRecord], concurrency: int, noise: LaunchNoise) -> Interval:
@@ -112,17 +106,16 @@ def _requests(launches: Sequence[TrialRecord], concurrency: int) -> list[list[Re
 
 
 def _gain(
-    records: Sequence[TrialRecord], over: tuple[Row, Row | None], concurrency: int, ratio_of: RatioOf
+    records: Sequence[TrialRecord], over: tuple[Row, Row | None], concurrency: int, noise: LaunchNoise
 ) -> Interval | None:
     """Ratio of two points, node by node, so that a faster machine helps neither side; nodes weigh alike."""
     one, other = over
     if other is None or one.key == other.key:
         return None
     chosen = [[r for r in records if r.key == row.key and measurement(r, concurrency)] for row in (one, other)]
-    noise = between_launches(records, concurrency)
     nodes = sorted({record.node for record in chosen[0]} & {record.node for record in chosen[1]})
     sides = [[[record for record in side if record.node == node] for side in chosen] for node in nodes]
-    return _geometric_mean([ratio_of(tuned, plain, concurrency, noise) for tuned, plain in sides])
+    return _geometric_mean([ratio(tuned, plain, concurrency, noise) for tuned, plain in sides])
 
 
 def _geometric_mean(found: Sequence[Interval]) -> Interval | None:
@@ -135,47 +128,19 @@ def _geometric_mean(found: Sequence[Interval]) -> Interval | None:
     return _interval(value, below, above)
 
 
-def between_launches(records: Sequence[TrialRecord], concurrency: int) -> LaunchNoise:
-    """What launches differ by.
-
-    From the rounds of a confirmation: the n-th launch of each point on a node. Else from baselines, node by node.
-    """
-    rounds: dict[tuple[str, int], dict[str, Measurement]] = defaultdict(dict)
-    launched = Counter[tuple[str, str]]()
-    confirming = any(record.kind == "confirm" for record in records)
-    for record in records:
-        if record.kind == ("confirm" if confirming else "baseline") and (figures := measurement(record, concurrency)):
-            rounds[record.node, launched[record.node, record.key]][record.key] = figures
-            launched[record.node, record.key] += 1
-    if confirming:
-        return launch_noise([_table(list(rounds.values()))])
-    nodes = sorted({node for node, _ in rounds})
-    return launch_noise(_table([found for (node, _), found in rounds.items() if node == each]) for each in nodes)
-
-
-def _table(rounds: Sequence[dict[str, Measurement]]) -> tuple[Array, Array]:
-    """Logs of throughput and their variances, of the points of the fullest round over the rounds that have them all."""
-    points = max((found.keys() for found in rounds), key=len, default=())
-    full = [found for found in rounds if found.keys() >= set(points)]
-    shape = (len(points), len(full))
-    logs = [[math.log(found[point].output_throughput) for found in full] for point in points]
-    variances = [[log_variance(found[point]) for found in full] for point in points]
-    return np.array(logs).reshape(shape), np.array(variances).reshape(shape)
-
-
-def sides(records: Sequence[TrialRecord], concurrency: int, ratio_of: RatioOf = ratio) -> Sides | None:
+def sides(records: Sequence[TrialRecord], concurrency: int) -> Sides | None:
     """What there is to say at a concurrency; None when nothing that was searched has figures and keeps its limits."""
     own = {record.key for record in records if record.kind == "baseline"}
-    again = confirming(records)
-    found = _sides(again, confirmed(records, concurrency), own, concurrency, ratio_of)
+    again, noise = confirming(records), between_launches(records, concurrency)
+    found = _sides(again, confirmed(records, concurrency), own, concurrency, noise)
     if found is not None and found.over_plain is not None:
         return found._replace(confirmed=True)
     before = [record for record in records if record.kind != "confirm"]
-    return _sides(before, leaderboard(records, concurrency), own, concurrency, ratio_of)
+    return _sides(before, leaderboard(records, concurrency), own, concurrency, noise)
 
 
 def _sides(
-    records: Sequence[TrialRecord], rows: Sequence[Row], own: set[str], concurrency: int, ratio_of: RatioOf
+    records: Sequence[TrialRecord], rows: Sequence[Row], own: set[str], concurrency: int, noise: LaunchNoise
 ) -> Sides | None:
     sound = [row for row in rows if row.status == "completed"]
     plain = next((row for row in sound if row.key in own), None)
@@ -184,7 +149,7 @@ def _sides(
         return None
 
     def over(one: Row, other: Row | None) -> Interval | None:
-        return _gain(records, (one, other), concurrency, ratio_of)
+        return _gain(records, (one, other), concurrency, noise)
 
     # What failed in one of its launches would fail again some night. `rows` are in order of speed.
     best = min(others, key=lambda row: (row.config.speculative is None, bool(row.reason)))
@@ -210,9 +175,9 @@ def fastest(found: Sides) -> Row:
     return min(slower, key=lambda each: each[0])[1] if slower else found.best
 
 
-def verdict(records: Sequence[TrialRecord], concurrency: int, ratio_of: RatioOf = ratio) -> str:
+def verdict(records: Sequence[TrialRecord], concurrency: int) -> str:
     """Say in one sentence what was found, no surer than the intervals are."""
-    return in_words(sides(records, concurrency, ratio_of), records, concurrency)
+    return in_words(sides(records, concurrency), records, concurrency)
 
 
 def in_words(found: Sides | None, records: Sequence[TrialRecord], concurrency: int) -> str:

@@ -11,9 +11,10 @@ from raytune_eagle.model.measurement import Measurement
 from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.ranking import Row, label, measurement
 from raytune_eagle.report.facts import Facts, Standing
+from raytune_eagle.report.noise import between_launches
 from raytune_eagle.report.page import charts_search, charts_space
 from raytune_eagle.report.page.chart import Chart
-from raytune_eagle.report.verdict import between_launches, ratio_of_intervals, speed, widened
+from raytune_eagle.report.verdict import ratio_of_intervals, speed, widened
 from raytune_eagle.statistics import Interval, LaunchNoise
 
 _FIGURES = (
