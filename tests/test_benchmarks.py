@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if "\nif __name__ ==" in path.read_text(encoding="utf-8"))
 
 pytestmark = pytest.mark.slow  # a process of its own for each
 
