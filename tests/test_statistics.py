@@ -10,7 +10,7 @@ from generated_measurements import Truth
 
 from raytune_eagle.figures import accept_len, best_second, by_category, token_gaps, weighted_percentile
 from raytune_eagle.model.measurement import Request
-from raytune_eagle.statistics import Ratio, compare, t_975, throughput
+from raytune_eagle.statistics import Ratio, compare, launch_noise, t_975, throughput
 
 PAIRS = 200
 
@@ -202,3 +202,15 @@ def test_best_second_finds_the_burst():
 def test_student_t(freedom, wanted):
     """Against the printed table, fractions rounded down."""
     assert t_975(freedom) == pytest.approx(wanted, rel=0.005)
+
+
+@pytest.mark.parametrize("points", [3, 5])
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
+def test_equals_are_not_told_apart_however_much_launches_differ(points, noise):
+    """Two rounds of equals, 2,000 times: two of them are called different in at most 6 %."""
+    rng, told = np.random.default_rng(1), 0
+    for _ in range(2000):
+        logs = rng.normal(0, noise, (points, 2))
+        found = launch_noise([(logs, np.zeros((points, 2)))])
+        told += abs(logs[0].mean() - logs[1].mean()) > found.half_width(2, 2)
+    assert told <= 0.06 * 2000

@@ -21,22 +21,25 @@ Rounds = dict[tuple[str, int], dict[str, Measurement]]
 def between_launches(records: Sequence[TrialRecord], concurrency: int) -> LaunchNoise:
     """What launches differ by.
 
-    From the rounds of a confirmation: the n-th launch of each point on a node. Before its second round is through they
-    say nothing of it; till then from how points came out in the search and then beside each other again, so that a
-    winner that came out otherwise the second time is no sure one. Without either from baselines, node by node: those
-    lie hours apart, and what the hours did is in them too.
+    From the rounds of a confirmation: the n-th launch of each point on a node. Where they are none or a single pair,
+    also from how points came out in the search and then beside each other again, so that a winner that came out
+    otherwise the second time is no sure one. Without either from baselines, node by node: those lie hours apart, and
+    what the hours did is in them too.
     """
     again = _rounds(confirming(records), "confirm", concurrency)
     nodes = sorted({record.node for record in records})
-    plain = _rounds(records, "baseline", concurrency)
-    for tables in (
-        [_table(list(again.values()))],
-        [_table(_twice(records, again, node, concurrency)) for node in nodes],
-        [_table([found for (node, _), found in plain.items() if node == each]) for each in nodes],
-    ):
-        if any(logs.shape[1] > 1 for logs, _ in tables):
-            return launch_noise(tables)
-    return launch_noise([])
+    tables = [_table(list(again.values()))]
+    if _freedom(tables) > 1:
+        return launch_noise(tables)
+    tables += [_table(_twice(records, again, node, concurrency)) for node in nodes]
+    if not _freedom(tables):
+        plain = _rounds(records, "baseline", concurrency)
+        tables = [_table([found for (node, _), found in plain.items() if node == each]) for each in nodes]
+    return launch_noise(tables, alike=False)
+
+
+def _freedom(tables: Sequence[tuple[Array, Array]]) -> int:
+    return sum((logs.shape[0] - 1) * max(0, logs.shape[1] - 1) for logs, _ in tables)
 
 
 def _rounds(records: Sequence[TrialRecord], kind: str, concurrency: int) -> Rounds:
