@@ -6,9 +6,14 @@ import re
 import shutil
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from command import ROOT, invoked
 from made_results import Made, write
+from made_store import doctored
+
+from raytune_eagle.schema import SCHEMA_VERSION
+from raytune_eagle.store import ParquetStore
 
 
 def test_check_finds_what_is_wrong(tmp_path):
@@ -76,6 +81,56 @@ def test_a_folder_that_no_study_can_be_called_stops_nothing(tmp_path):
     checked = invoked("results", "check", "--results", tmp_path)
     assert checked.exit_code == 1
     assert [line.split(":")[0] for line in checked.stdout.splitlines()] == ["study=", "study=2024", "study=a b"]
+
+
+@pytest.fixture
+def one_of_a_later_version(tmp_path):
+    """Studies a, b and c, the files of b written by a later version of this package."""
+    for study in "abc":
+        write(str(tmp_path), Made(study=study, trials=4, requests=8, passes=2))
+    for path in (tmp_path / "study=b").rglob("*.parquet"):
+        doctored(path, pq.read_table(path), schema=str(SCHEMA_VERSION + 1))
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", ["export optuna sqlite:///{}/x.db", "results compact", "results check"])
+def test_a_study_of_a_later_version_keeps_no_other_back(one_of_a_later_version, words):
+    """What is asked of all studies is done to the others; the one is named, and exit 1 says that it was left out."""
+    done = invoked(*words.format(one_of_a_later_version).split(), "--results", one_of_a_later_version)
+    assert done.exit_code == 1
+    told = [line for line in done.output.splitlines() if f"results schema {SCHEMA_VERSION + 1}" in line]
+    assert len(told) == 1
+    assert "study=b" in told[0]
+    others = [line for line in done.output.splitlines() if line not in told and "b: 1 problem" not in line]
+    assert [line.removeprefix("raytune-eagle: ")[:2] for line in others] == ["a:", "c:"]
+    alone = invoked(*words.format(one_of_a_later_version).split(), "--results", one_of_a_later_version, *_only(words))
+    assert alone.exit_code == 1
+    assert len([line for line in alone.output.splitlines() if "upgrade raytune_eagle" in line]) == 1
+
+
+def _only(words):
+    return ["--study", "b"] if words.startswith("export") else ["b"]
+
+
+def test_the_latest_study_is_found_beside_one_of_a_later_version(one_of_a_later_version):
+    """`nodes` without a name passes over what it cannot read, and says so."""
+    done = invoked("nodes", "--results", one_of_a_later_version)
+    assert done.exit_code == 0
+    assert "study a" in done.stdout
+    assert "study=b" in done.stderr
+
+
+def test_nodes_of_a_study_given_by_its_folder(tmp_path):
+    """The folder says where its records are, whatever --results says; a study without events is told as that."""
+    write(str(tmp_path), Made(trials=4, requests=8, passes=2))
+    with ParquetStore(str(tmp_path)).lock("made"):
+        done = invoked("nodes", "--study", tmp_path / "study=made")
+    assert "study made" in done.stdout
+    assert "nobody runs" not in done.stderr
+    shutil.rmtree(tmp_path / "study=made/events")
+    done = invoked("nodes", "--study", tmp_path / "study=made")
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert f"no events of study 'made' under {tmp_path}/" in done.output
 
 
 def test_compact_by_command(tmp_path):
