@@ -1,4 +1,4 @@
-"""Names of configurations where a study has several drafts."""
+"""Names of configurations: of several drafts, of several environments; and speedups over what is not there."""
 
 import io
 
@@ -6,7 +6,7 @@ from made_records import TUNED, plain, trial
 from rich.console import Console
 
 from raytune_eagle.model.config import Config
-from raytune_eagle.ranking import label
+from raytune_eagle.ranking import label, names_of
 from raytune_eagle.report.console import summary
 from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.verdict import verdict
@@ -39,3 +39,23 @@ def test_of_several_drafts_each_is_named(tmp_path):
     for record in records:
         store.append(record)
     assert Facts(store, "s").labels[2] == "EAGLE3 3/4/12 draft=/d/two"
+
+
+def test_variables_that_differ_are_named():
+    """Two points of one tree and different environments have different names, in verdict and table alike."""
+    ll = Config(model="m", speculative=TUNED, env={"NCCL_PROTO": "LL", "NCCL_DEBUG": "INFO"})
+    unset = ll.model_copy(update={"env": {"NCCL_DEBUG": "INFO"}})
+    name = names_of([ll, unset])
+    assert (name(ll), name(unset)) == ("EAGLE3 3/4/12 NCCL_PROTO=LL", "EAGLE3 3/4/12")
+    own = Config(model="m", env={"NCCL_DEBUG": "INFO"})
+    records = [plain(0, 100.0, config=own), trial(1, 150.0, config=unset), trial(2, 170.0, key="ll", config=ll)]
+    assert "EAGLE3 3/4/12 NCCL_PROTO=LL is 1.70x" in verdict(records, 1)
+
+
+def test_speedups_without_plain_decoding_are_called_recorded():
+    """Launches whose plain decoding is elsewhere: `best` says what their speedups are, and of others nothing."""
+    alone = [trial(1, 150.0, speedup={1: 1.5})]
+    for records, told in ((alone, True), ([plain(0, 100.0), *alone], False)):
+        said = io.StringIO()
+        summary(records, [1], Console(file=said, width=160))
+        assert ("speedups are what was recorded where they ran" in said.getvalue()) is told

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from raytune_eagle.findings import Finding
 from raytune_eagle.model.trial import Event, TrialRecord
-from raytune_eagle.ranking import Row, confirmed, label, leaderboard, several_drafts
+from raytune_eagle.ranking import Row, confirmed, leaderboard, names_of
 from raytune_eagle.reference import Reference
 from raytune_eagle.report.outlook import node_states
 from raytune_eagle.report.verdict import verdict, winner
@@ -41,7 +41,7 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
             console.print(_board(again, f"confirmed at concurrency {concurrency}"))
         if not told:
             console.print(_OF_PASSES, soft_wrap=True, highlight=False)
-        for line in _conditions(records, concurrency):
+        for line in (*_recorded_speedups(rows), *_conditions(records, concurrency)):
             console.print(line, soft_wrap=True, highlight=False)
         console.print(f"Verdict at concurrency {concurrency}: {escape(verdict(records, concurrency))}", soft_wrap=True)
         best = winner(records, concurrency)
@@ -68,6 +68,12 @@ def _virtual_time(records: Sequence[TrialRecord]) -> str:
     return f"Simulated time: {(ended - began) / 3600:.1f} h on {nodes} node(s), {busy:.1f} node-hours of launches"
 
 
+def _recorded_speedups(rows: Sequence[Row]) -> Iterator[str]:
+    """Speedups that nothing here bears out, as where launches were copied into a folder without plain decoding."""
+    if any(row.speedup for row in rows) and not any(row.kind == "baseline" and row.throughput for row in rows):
+        yield "Plain decoding is not among these launches: speedups are what was recorded where they ran."
+
+
 def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[str]:
     """What nodes and hours did to the figures, where it is more than noise."""
     reference = Reference(records)
@@ -80,7 +86,7 @@ def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[st
 
 
 def _board(rows: Sequence[Row], title: str) -> Table:
-    varied, several = _varied(rows), several_drafts(row.config for row in rows)
+    name_of = names_of(row.config for row in rows)
     table = Table(title=title)
     table.add_column("launch", justify="right")
     table.add_column("configuration")
@@ -89,18 +95,10 @@ def _board(rows: Sequence[Row], title: str) -> Table:
     table.add_column("status")
     for row in rows:
         interval = "" if row.ci_low is None else f"{row.ci_low:.1f}–{row.ci_high:.1f}"
-        env = (f"{name}={row.config.env[name]}" for name in varied if name in row.config.env)
-        settings = " ".join([label(row.config, draft=several), *env])
         figures = [_number(row.throughput, 1), interval, _number(row.accept_len, 2), _number(row.speedup, 2, "x")]
         status = row.status if row.status != "completed" else ""
-        table.add_row(row.launches, escape(settings), *figures, escape(f"{status} {row.reason}".strip()))
+        table.add_row(row.launches, escape(name_of(row.config)), *figures, escape(f"{status} {row.reason}".strip()))
     return table
-
-
-def _varied(rows: Sequence[Row]) -> list[str]:
-    """Variables that not all of the configurations share, which is what tells them apart."""
-    names = dict.fromkeys(name for row in rows for name in row.config.env)
-    return [name for name in names if len({row.config.env.get(name) for row in rows}) > 1]
 
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:
