@@ -22,6 +22,7 @@ from raytune_eagle.interrupts import end_on_signals
 from raytune_eagle.live import Live
 from raytune_eagle.model.trial import Event
 from raytune_eagle.model.workload import Workload
+from raytune_eagle.nodes.address import SIMULATED
 from raytune_eagle.patience import PATIENCE_S, PatientStore
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.facts import Facts
@@ -40,6 +41,7 @@ _SIMULATED = (
     " simulated:WHAT launches nothing: a cost model in virtual time (kimi-k25, kimi-k25:golden), a table (FILE.csv) or "
     "the records of a study (results/study=NAME)."
 )
+_VIRTUAL = "nothing is launched; hours, minutes and seconds below are those of the simulation, not of the clock"
 
 
 @click.command()
@@ -72,7 +74,7 @@ def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) ->
     if detach:
         _detach(spec, where)
         return
-    _run(spec, results, _Way(where, nodes, earlier, patience), _progress(spec, as_json=as_json))
+    _run(spec, results, _Way(where, nodes, earlier, patience), _progress(spec, where, as_json=as_json))
     store = ParquetStore(results)
     records = Facts(store, spec.name).records if store.count(spec.name) else []
     console = Console(stderr=True) if as_json else stdout()
@@ -98,11 +100,11 @@ def _detach(spec: Spec, where: str) -> None:
     say([f"study {spec.name} runs as job {job}; raytune-eagle status, logs {spec.name}, stop {spec.name}"])
 
 
-def _progress(spec: Spec, *, as_json: bool) -> Progress:
-    console = Console(stderr=True)
+def _progress(spec: Spec, where: str, *, as_json: bool) -> Progress:
+    console, simulated = Console(stderr=True), where.startswith(SIMULATED)
     if as_json:
         return Json(sys.stdout)
-    return Board(console, spec) if console.is_terminal else Lines(console)
+    return Board(console, spec, simulated=simulated) if console.is_terminal else Lines(console, simulated=simulated)
 
 
 class _Way(NamedTuple):
@@ -119,7 +121,6 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
     from raytune_eagle import warm_start  # noqa: PLC0415
     from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
     from raytune_eagle.doctor import refuse_results  # noqa: PLC0415
-    from raytune_eagle.nodes.address import SIMULATED  # noqa: PLC0415
     from raytune_eagle.nodes.steered import SteeredFleet  # noqa: PLC0415
     from raytune_eagle.prior import prior_of  # noqa: PLC0415
     from raytune_eagle.simulation import refuse_mixture  # noqa: PLC0415
@@ -140,7 +141,7 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
         console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
     space, notes = understood(spec, survey(spec, workload, way.where, way.nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
-    say([*notes, *space.notes()])
+    say([*notes, *space.notes(), *([_VIRTUAL] if way.where.startswith(SIMULATED) else [])])
     sources = warm_start.read(way.earlier, space, workload)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))

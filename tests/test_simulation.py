@@ -51,6 +51,10 @@ def test_a_night_in_virtual_time(tmp_path):
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("SIMULATED from kimi-k25: no server ran")
     assert "Simulated time: " in result.stdout
+    assert "those of the simulation, not of the clock" in result.stderr
+    clocks = [line.split()[0] for line in result.stderr.splitlines() if " done " in line]
+    assert clocks[0] > "05:00"
+    assert clocks == sorted(clocks, key=lambda clock: (len(clock), clock))
     rows = records(tmp_path)
     assert [row["kind"] for row in rows].count("trial") == 6
     assert {row["node"] for row in rows} == {"simulated-0", "simulated-1"}
