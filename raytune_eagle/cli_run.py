@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from raytune_eagle import specfile
 from raytune_eagle.cli_input import understood, workload_of
-from raytune_eagle.cli_options import CLUSTER, Finite, cluster_check
+from raytune_eagle.cli_options import CLUSTER, Finite, cluster_check, nodes_option, nodes_to_make
 from raytune_eagle.cli_studies import FAILED, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, SpecError
 from raytune_eagle.home import home
@@ -41,6 +42,7 @@ _SIMULATED = (
     " simulated:WHAT launches nothing: a cost model in virtual time (kimi-k25, kimi-k25:golden), a table (FILE.csv) or "
     "the records of a study (results/study=NAME)."
 )
+_OF_OPTION = re.compile(r"^(?:budget|search)\.(trials|hours|seed):")
 _VIRTUAL = "nothing is launched; hours, minutes and seconds below are those of the simulation, not of the clock"
 
 
@@ -58,23 +60,22 @@ _VIRTUAL = "nothing is launched; hours, minutes and seconds below are those of t
     callback=cluster_check("local", "auto", simulated=True),
     help=CLUSTER + _SIMULATED,
 )
-@click.option(
-    "--nodes", type=int, default=1, show_default=True, help="Nodes, with `local` (of this machine) or simulated."
-)
+@nodes_option("Nodes, with `local` (of this machine) or simulated")
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
 @click.option("--detach", is_flag=True, help="As a job of the cluster whose head this is; see status, logs, stop.")
 @click.option("--warm-start", "earlier", multiple=True, metavar="results/study=NAME", help=_WARM)
 @click.option("--patience", type=Finite(min=0), default=PATIENCE_S, show_default=True, help=_PATIENCE)
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, one JSON object a line; the rest to stderr.")
 @results_option
-def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
+def run(spec_file: str, where: str, nodes: int | None, results: str, **changes: Any) -> None:
     """Run the study of SPEC.yaml, or go on with it where it stopped."""
     earlier, patience, detach, as_json = (changes.pop(name) for name in ("earlier", "patience", "detach", "as_json"))
+    way = _Way(where, nodes_to_make(nodes, where), earlier, patience)
     spec = _changed(specfile.load(spec_file), changes)
     if detach:
         _detach(spec, where)
         return
-    _run(spec, results, _Way(where, nodes, earlier, patience), _progress(spec, where, as_json=as_json))
+    _run(spec, results, way, _progress(spec, where, as_json=as_json))
     store = ParquetStore(results)
     records = Facts(store, spec.name).records if store.count(spec.name) else []
     console = Console(stderr=True) if as_json else stdout()
@@ -189,7 +190,10 @@ def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
     for name, value in changes.items():
         if value is not None:
             places[name]["name" if name == "study" else name] = value
-    return specfile.parse(tree)
+    try:
+        return specfile.parse(tree)
+    except SpecError as exc:  # the file was sound: what is wrong was written behind it
+        raise SpecError(_OF_OPTION.sub(r"--\1:", line) for line in exc.problems) from exc
 
 
 def _spent(spec: Spec, workload: Workload, store: ParquetStore) -> Study | None:

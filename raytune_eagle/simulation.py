@@ -30,8 +30,6 @@ def fleet(spec: Spec, where: str, nodes: int) -> SimulatedFleet:
     Raises:
         SpecError: there is no such thing, or it has nothing of this spec.
     """
-    if nodes < 1:
-        raise SpecError(f"--nodes {nodes}: give 1 or more")
     what = where.removeprefix(SIMULATED)
     facts = NodeFacts(hardware=f"simulated: {what}", versions={MARK: what})
     names = [f"simulated-{index}" for index in range(nodes)]
