@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -219,7 +220,17 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
     if answer is None:
         raise SpecError("query: the statement gives no rows")
     table: pa.Table = answer.to_arrow_table()
-    return table
+    return table.rename_columns(_told_apart(table.column_names))
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """As DuckDB names them where a table has columns of one name: ``a``, ``a_1``; JSON and pandas would lose one."""
+    taken, found = set(names), list[str]()
+    for name in names:
+        numbered = (f"{name}_{count}" for count in itertools.count(1))
+        found.append(name if name not in found else next(each for each in numbered if each not in taken))
+        taken.add(found[-1])
+    return found
 
 
 def _rotten(datasets: Iterable[ds.Dataset]) -> str | None:
