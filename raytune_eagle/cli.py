@@ -43,8 +43,8 @@ class _Group(click.Group):
         except RaytuneEagleError as exc:
             say([str(exc)])
             ctx.exit(FAILED)
-        except KeyboardInterrupt:
-            say(["interrupted; run the same command again to go on"])
+        except KeyboardInterrupt as exc:
+            say(["; ".join(["interrupted", *map(str, exc.args)])])
             ctx.exit(INTERRUPTED)
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from raytune_eagle import specfile
 from raytune_eagle.cli_input import understood, workload_of
 from raytune_eagle.cli_options import CLUSTER, Finite, cluster_check, nodes_option, nodes_to_make
-from raytune_eagle.cli_studies import FAILED, results_option, say, stdout
+from raytune_eagle.cli_studies import FAILED, if_interrupted, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, SpecError
 from raytune_eagle.home import home
 from raytune_eagle.interrupts import end_on_signals
@@ -75,7 +75,8 @@ def run(spec_file: str, where: str, nodes: int | None, results: str, **changes: 
     if detach:
         _detach(spec, where)
         return
-    _run(spec, results, way, _progress(spec, where, as_json=as_json))
+    with if_interrupted("run the same command again to go on"):
+        _run(spec, results, way, _progress(spec, where, as_json=as_json))
     store = ParquetStore(results)
     records = Facts(store, spec.name).records if store.count(spec.name) else []
     console = Console(stderr=True) if as_json else stdout()

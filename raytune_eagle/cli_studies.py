@@ -29,6 +29,15 @@ def say(lines: Sequence[str]) -> None:
         click.echo(f"raytune-eagle: {line}", err=True)
 
 
+@contextlib.contextmanager
+def if_interrupted(words: str) -> Iterator[None]:
+    """Say `words` behind "interrupted" where the block is: what is kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as exc:
+        raise KeyboardInterrupt(words) from exc
+
+
 def stdout() -> Console:
     """As wide as the terminal; a file or pipe takes tables that need not be broken."""
     return Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)

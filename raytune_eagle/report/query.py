@@ -216,6 +216,17 @@ def _check(sql: str) -> None:
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    """In a thread of its own: within DuckDB no signal is heard, so that Ctrl-C would wait for the answer."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(_answer_here, connection, sql)
+        try:
+            return asked.result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
+
+
+def _answer_here(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
     answer = connection.sql(sql)
     if answer is None:
         raise SpecError("query: the statement gives no rows")
