@@ -140,7 +140,7 @@ def _pasteable(config: Config) -> Config:
 
 @click.command()
 @click.argument("study")
-@click.option("-o", "--output", metavar="FILE.html", help="Where to write it; default: STUDY.html here.")
+@click.option("-o", "--output", metavar="FILE.html", help="Where; - is stdout; default: STUDY.html here.")
 @results_option
 def report(study: str, output: str | None, results: str) -> None:
     """Write one HTML page on STUDY: verdict, charts with their tables, failures, the launch command. Opens offline."""
@@ -151,6 +151,9 @@ def report(study: str, output: str | None, results: str) -> None:
     path = Path(output or f"{found.name}.html")
     with uncollected():
         text = page(facts_of(found))
+    if output == "-":
+        sys.stdout.buffer.write(text.encode())
+        return
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as exc:

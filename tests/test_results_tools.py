@@ -285,3 +285,13 @@ def test_report_by_command(folder, tmp_path):
     assert done.exit_code == 2
     assert done.output == f"raytune-eagle: --output {tmp_path / 'no/page.html'}: No such file or directory\n"
     assert "there are: made, other" in invoked("report", "maid", "--results", folder).output
+
+
+@pytest.mark.slow
+def test_report_to_stdout(folder, tmp_path, monkeypatch):
+    """`-o -` is stdout, as everywhere: the page alone, and no file of that name."""
+    monkeypatch.chdir(tmp_path)
+    done = invoked("report", "made", "--results", folder, "-o", "-")
+    assert done.stdout.startswith("<!doctype html>")
+    assert done.stdout.rstrip().endswith("</html>")
+    assert list(tmp_path.iterdir()) == []
