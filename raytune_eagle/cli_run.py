@@ -28,6 +28,7 @@ from raytune_eagle.patience import PATIENCE_S, PatientStore
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.progress import Board, Json, Lines, Progress
+from raytune_eagle.report.verdict import verdict
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore
@@ -68,7 +69,10 @@ _VIRTUAL = "nothing is launched; hours, minutes and seconds below are those of t
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, one JSON object a line; the rest to stderr.")
 @results_option
 def run(spec_file: str, where: str, nodes: int | None, results: str, **changes: Any) -> None:
-    """Run the study of SPEC.yaml, or go on with it where it stopped."""
+    """Run the study of SPEC.yaml, or go on with it where it stopped.
+
+    Exit 1 where it has no launch to recommend: no trial completed, or none kept the constraints.
+    """
     earlier, patience, detach, as_json = (changes.pop(name) for name in ("earlier", "patience", "detach", "as_json"))
     way = _Way(where, nodes_to_make(nodes, where), earlier, patience)
     spec = _changed(specfile.load(spec_file), changes)
@@ -80,10 +84,11 @@ def run(spec_file: str, where: str, nodes: int | None, results: str, **changes: 
     store = ParquetStore(results)
     records = Facts(store, spec.name).records if store.count(spec.name) else []
     console = Console(stderr=True) if as_json else stdout()
-    shown.summary(records, spec.workload.concurrency, console)
+    found = shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
     say(shown.put_aside(store.read_events(spec.name)))
-    if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
+    if not found:
+        say([f"study {spec.name} has nothing to recommend: {verdict(records, spec.workload.concurrency[0])}"])
         sys.exit(FAILED)
 
 

@@ -66,6 +66,19 @@ def test_a_night_in_virtual_time(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_night_in_which_no_trial_keeps_the_constraints_is_no_success(tmp_path):
+    """A script that calls `run` in the night hears of it by exit 1 and the last line; the records are all there."""
+    spec = SPEC + "objective: {constraints: {itl_p95_ms: 0.001}}\n"
+    done = command(tmp_path, "--cluster", "simulated:kimi-k25", spec=spec)
+    assert done.exit_code == 1
+    last = "raytune-eagle: study night has nothing to recommend: no trial kept the constraints"
+    assert done.stderr.splitlines()[-1] == last
+    assert len(trials(tmp_path)) == 6
+    again = command(tmp_path, "--cluster", "simulated:kimi-k25", spec=spec)
+    assert (again.exit_code, again.stderr.splitlines()[-1]) == (1, last)
+
+
+@pytest.mark.slow
 def test_goes_on_and_repeats_nothing(tmp_path):
     """A second run with a larger budget adds what is missing; the first launches stand as they were."""
     command(tmp_path, "--cluster", "simulated:kimi-k25", "--trials", "3")

@@ -205,6 +205,17 @@ def test_what_failed_once_in_its_confirmations_does_not_win():
         ([], "no trial completed (0 launched)"),
         ([trial(0, 9.0, violations=("v",))], "no trial kept the constraints"),
         (
+            [
+                *(plain(0, 100.0), trial(1, 150.0), trial(2, 138.0, key="y")),
+                *(plain(3, 100.0, kind="confirm"), trial(4, 150.0, kind="confirm", violations=("v",))),
+            ],
+            "EAGLE3 3/4/12 is 1.38x (1.29–1.47) of plain decoding; not confirmed by other launches",
+        ),
+        (
+            [plain(0, 100.0), trial(1, 150.0), trial(2, 150.0, kind="confirm", violations=("v",))],
+            "no trial kept the constraints",
+        ),
+        (
             [plain(0, 100.0, node="other"), trial(1, 138.0), trial(2, 138.0)],
             "EAGLE3 3/4/12 is the fastest at 138.0 tok/s, but no node measured plain decoding beside it",
         ),

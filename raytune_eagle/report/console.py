@@ -26,8 +26,12 @@ _OTHER_S = 120.0
 """Share of a launch that is not its start: warm-up, passes, stop. A guess for `plan`, told as one."""
 
 
-def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> None:
-    """Leaderboard, verdict and winner for each concurrency; simulated figures are called so before and after."""
+def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> bool:
+    """Leaderboard, verdict and winner for each concurrency; simulated figures are called so before and after.
+
+    Returns:
+        Whether there is a launch to recommend, at any concurrency.
+    """
     note = simulated_from(records)
     if note:
         console.print(note, style="bold", soft_wrap=True, highlight=False)
@@ -53,6 +57,7 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
             told.add(best.config.command())
     if note:
         console.print(_virtual_time(records), soft_wrap=True, highlight=False)
+    return bool(told)
 
 
 def simulated_from(records: Sequence[TrialRecord]) -> str:

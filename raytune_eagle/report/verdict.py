@@ -134,8 +134,10 @@ def sides(records: Sequence[TrialRecord], concurrency: int) -> Sides | None:
     found = _sides(again, confirmed(records, concurrency), own, concurrency, noise)
     if found is not None and found.over_plain is not None:
         return found._replace(confirmed=True)
-    before = [record for record in records if record.kind != "confirm"]
-    return _sides(before, leaderboard(records, concurrency), own, concurrency, noise)
+    # What broke a limit when it was launched again is no winner, whatever the search saw of it.
+    broken = {record.key for record in again if record.violations} - own
+    before = [record for record in records if record.kind != "confirm" and record.key not in broken]
+    return _sides(before, leaderboard(before, concurrency), own, concurrency, noise)
 
 
 def _sides(
@@ -220,7 +222,7 @@ def _times(gain: Interval) -> str:
 
 def _nothing(records: Sequence[TrialRecord], concurrency: int) -> str:
     searched = [record for record in records if record.kind == "trial"]
-    if any(record.status == "infeasible" for record in searched):
+    if any(record.status == "infeasible" for record in records if record.kind != "baseline"):
         return "no trial kept the constraints"
     if any(record.status == "completed" for record in searched):
         return f"no trial was measured at concurrency {concurrency}"
