@@ -1,6 +1,7 @@
 """The command as a user types it: output, exit codes, one line for each mistake."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -226,6 +227,17 @@ def test_stdout_that_cannot_be_written(results, words):
         done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == "raytune-eagle: stdout: No space left on device\n"
+
+
+@pytest.mark.slow
+def test_an_encoding_without_our_signs_loses_no_table(results):
+    """A terminal or pipe of ASCII alone gets the figures, with what it lacks spelt out."""
+    command = [sys.executable, "-m", "raytune_eagle", "best", "s", "--results", str(results)]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=ascii_only)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2013" in done.stdout
+    assert "Verdict at concurrency 1: " in done.stdout
 
 
 @pytest.mark.slow

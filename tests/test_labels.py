@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from made_records import TUNED, plain, trial
 from rich.console import Console
 
@@ -59,3 +60,25 @@ def test_speedups_without_plain_decoding_are_called_recorded():
         said = io.StringIO()
         summary(records, [1], Console(file=said, width=160))
         assert ("speedups are what was recorded where they ran" in said.getvalue()) is told
+
+
+@pytest.mark.parametrize("width", [120, 80, 76, 40])
+def test_no_terminal_cuts_a_figure_or_a_name(width):
+    """However narrow: interval, speedup and the variable that tells two points apart are all there."""
+    env = {"NCCL_ALGO": "ring,tree;allreduce:tree"}
+    known = Config(model="m", speculative=TUNED, env=env)
+    records = [
+        plain(0, 1000.0, 100.0),
+        trial(1, 1500.0, 100.0, config=known, speedup={1: 1.5}),
+        trial(2, None, key="y"),
+    ]
+    said = io.StringIO()
+    summary(records, [1], Console(file=said, width=width))
+    board = said.getvalue().split("Verdict")[0]
+    assert "…" not in board
+    assert "1400.0–1600.0" in board
+    assert "1.50x" in board
+    cells = "".join(line.split("│")[2].strip() for line in board.splitlines() if "│" in line)
+    assert "NCCL_ALGO=ring,tree;allreduce:tree" in (cells or board)
+    assert "failed" in board
+    assert "oom" in board

@@ -77,10 +77,10 @@ def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 def _table(one: Sequence[TrialRecord], other: Sequence[TrialRecord], level: int) -> Table:
     names = (one[0].study, other[0].study)
     table = Table(title=f"concurrency {level}")
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for name in names:
-        table.add_column(f"{escape(name)}, tok/s", justify="right")
-    table.add_column(f"{escape(names[1])} / {escape(names[0])}", justify="right")
+        table.add_column(f"{escape(name)}, tok/s", justify="right", overflow="fold")
+    table.add_column(f"{escape(names[1])} / {escape(names[0])}", justify="right", overflow="fold")
     searched = [[record for record in side if record.kind != "confirm"] for side in (one, other)]
     boards = [leaderboard(side, level) for side in searched]
     plain = [next((row for row in board if row.kind == "baseline" and row.throughput), None) for board in boards]

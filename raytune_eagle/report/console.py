@@ -21,6 +21,9 @@ from raytune_eagle.simulation import simulated
 from raytune_eagle.space import GroupSize, Space
 
 _MOST_ROWS = 15
+_BOARD = ("tok/s", "95 % interval", "accept_len", "speedup")
+_WIDE = 76
+"""Columns of a terminal that leave some for a name beside the figures."""
 _OF_PASSES = "Intervals are over the passes of a launch; what launches differ by beside that counts in the verdict."
 _OTHER_S = 120.0
 """Share of a launch that is not its start: warm-up, passes, stop. A guess for `plan`, told as one."""
@@ -38,11 +41,11 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
     told: set[str] = set()
     for concurrency in concurrencies:
         rows, again = leaderboard(records, concurrency), confirmed(records, concurrency)
-        console.print(_board(rows[:_MOST_ROWS], f"concurrency {concurrency}"))
+        _print_board(rows[:_MOST_ROWS], f"concurrency {concurrency}", console)
         if len(rows) > _MOST_ROWS:
             console.print(f"… and {len(rows) - _MOST_ROWS} more: raytune-eagle query")
         if again:
-            console.print(_board(again, f"confirmed at concurrency {concurrency}"))
+            _print_board(again, f"confirmed at concurrency {concurrency}", console)
         if not told:
             console.print(_OF_PASSES, soft_wrap=True, highlight=False)
         for line in (*_recorded_speedups(rows), *_conditions(records, concurrency)):
@@ -90,20 +93,31 @@ def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[st
             yield f"{escape(drift.node)}: plain decoding drifted, {span}; figures above are freed from that"
 
 
-def _board(rows: Sequence[Row], title: str) -> Table:
+def _print_board(rows: Sequence[Row], title: str, console: Console) -> None:
+    """A table whose names are folded and whose figures are not; on a narrower terminal a line for each row."""
     name_of = names_of(row.config for row in rows)
     table = Table(title=title)
-    table.add_column("launch", justify="right")
-    table.add_column("configuration")
-    for name in ("tok/s", "95 % interval", "accept_len", "speedup"):
-        table.add_column(name, justify="right")
-    table.add_column("status")
+    table.add_column("launch", justify="right", no_wrap=True)
+    table.add_column("configuration", overflow="fold")
+    for name in _BOARD:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("status", overflow="fold")
+    lines = [title]
     for row in rows:
-        interval = "" if row.ci_low is None else f"{row.ci_low:.1f}–{row.ci_high:.1f}"
-        figures = [_number(row.throughput, 1), interval, _number(row.accept_len, 2), _number(row.speedup, 2, "x")]
-        status = row.status if row.status != "completed" else ""
-        table.add_row(row.launches, escape(name_of(row.config)), *figures, escape(f"{status} {row.reason}".strip()))
-    return table
+        figures, status = _figures(row), f"{row.status if row.status != 'completed' else ''} {row.reason}".strip()
+        table.add_row(row.launches, escape(name_of(row.config)), *figures, escape(status))
+        told = [f"{name} {value}" for name, value in zip(_BOARD, figures, strict=True) if value]
+        lines.append(f"{row.launches}: {name_of(row.config)}: {', '.join([*told, *([status] if status else [])])}")
+    if console.width >= _WIDE:
+        console.print(table)
+    else:
+        console.print(escape("\n".join(lines)), soft_wrap=True, highlight=False)
+
+
+def _figures(row: Row) -> list[str]:
+    """Those of `_BOARD`, empty where there is none."""
+    interval = "" if row.ci_low is None else f"{row.ci_low:.1f}–{row.ci_high:.1f}"
+    return [_number(row.throughput, 1), interval, _number(row.accept_len, 2), _number(row.speedup, 2, "x")]
 
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:
@@ -164,7 +178,7 @@ def node_table(events: Sequence[Event]) -> Table:
     """One line per node: what it does, since when."""
     table = Table(title=f"study {events[0].study}")
     for name in ("node", "state", "since", "launch", "detail"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for each in node_states(events):
         since = time.strftime("%F %T", time.localtime(each.since))
         number = "" if each.number is None else str(each.number)
@@ -186,7 +200,7 @@ def live_table(rows: Sequence[tuple[str, str, int, str, float, str, int | None, 
     """One line per node of a running cluster: name, address, GPUs, state, since, study, launch, detail."""
     table = Table()
     for name in ("node", "address", "GPUs", "state", "since", "study", "launch", "detail"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for node, address, gpus, state, since, study, number, detail in rows:
         clock = time.strftime("%F %T", time.localtime(since)) if since else ""
         launch = "" if number is None else str(number)
@@ -198,7 +212,7 @@ def job_table(rows: Sequence[tuple[str, str, str, float, str]]) -> Table:
     """One line per job that runs a study: study, job, status, start, message."""
     table = Table()
     for name in ("study", "job", "status", "since", "detail"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for study, job, status, since, detail in rows:
         table.add_row(escape(study), job, status, time.strftime("%F %T", time.localtime(since)), escape(detail))
     return table
