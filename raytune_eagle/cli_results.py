@@ -260,7 +260,12 @@ def _each(studies: Sequence[Chosen], act: Callable[[Chosen], None]) -> None:
 
 def _problems(store: ParquetStore, study: str) -> list[str]:
     try:
-        return store.problems(study)
+        records, problems = store.reading(study)
+        others = sorted({record.study for record in records} - {study})
+        return [
+            *problems,
+            *(f"study={study}: holds records of study {each!r}: give it that name again" for each in others),
+        ]
     except StoreError as exc:  # of this study alone: the others are still looked at
         return [str(exc)]
 
@@ -282,7 +287,7 @@ def export_optuna(url: str, studies: tuple[str, ...], results: str) -> None:
     from raytune_eagle.report.to_optuna import to_optuna  # noqa: PLC0415
 
     def one(found: Chosen) -> None:
-        click.echo(f"{found.name}: {to_optuna(records_of(found, brief=True), url)} trials")
+        click.echo(f"{found.name}: {to_optuna(records_of(found, brief=True), url, found.name)} trials")
 
     _each(_all_or(studies, results), one)
 

@@ -100,8 +100,8 @@ def test_an_optuna_copy_that_breaks_off_leaves_nothing(folder, tmp_path):
     event.listen(Session, "before_flush", interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):
-            to_optuna(records, url)
+            to_optuna(records, url, "made")
     finally:
         event.remove(Session, "before_flush", interrupted)
     assert optuna.get_all_study_names(url) == []
-    assert to_optuna(records, url) == 3
+    assert to_optuna(records, url, "made") == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 
+import optuna
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,8 @@ from command import ROOT, invoked
 from made_results import Made, write
 from made_store import doctored
 
+from raytune_eagle import results
+from raytune_eagle.errors import SpecError
 from raytune_eagle.schema import SCHEMA_VERSION
 from raytune_eagle.store import ParquetStore
 
@@ -118,6 +121,19 @@ def test_the_latest_study_is_found_beside_one_of_a_later_version(one_of_a_later_
     assert done.exit_code == 0
     assert "study a" in done.stdout
     assert "study=b" in done.stderr
+
+
+def test_a_renamed_folder_is_told(tmp_path):
+    """Rows keep the name of their study: `check` and `load` say what the folder holds, where they said nothing."""
+    write(str(tmp_path), Made(trials=4, requests=8, passes=2))
+    (tmp_path / "study=made").rename(tmp_path / "study=mine")
+    done = invoked("results", "check", "--results", tmp_path)
+    assert done.exit_code == 1
+    assert done.stdout == "study=mine: holds records of study 'made': give it that name again\n"
+    with pytest.raises(SpecError, match=r"study=mine under .* holds records of study 'made': give it that name again"):
+        results.load(str(tmp_path), "mine")
+    assert invoked("export", "optuna", f"sqlite:///{tmp_path}/x.db", "--results", tmp_path).output == "mine: 4 trials\n"
+    assert optuna.get_all_study_names(f"sqlite:///{tmp_path}/x.db") == ["mine"]
 
 
 def test_nodes_of_a_study_given_by_its_folder(tmp_path):

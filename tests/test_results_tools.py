@@ -192,7 +192,7 @@ def test_optuna_opens_the_export(folder, records, tmp_path):
 def test_a_copy_is_what_optuna_would_have_written(records, tmp_path):
     """Rows that are put into Optuna's tables at once read back as those of `Study.add_trials`, which asks for each."""
     urls = [f"sqlite:///{tmp_path / name}.db" for name in ("ours", "theirs")]
-    to_optuna(records, urls[0])
+    to_optuna(records, urls[0], "made")
     ours = optuna.load_study(study_name="made", storage=urls[0])
     theirs = optuna.create_study(study_name="made", storage=urls[1], direction="maximize")
     theirs.add_trials(ours.get_trials())
@@ -221,7 +221,8 @@ def test_an_export_asks_once_for_all(records, tmp_path):
     sqlalchemy.event.listen(sqlalchemy.Engine, "after_cursor_execute", count)
     try:
         found = {
-            many: (to_optuna(records[:many], f"sqlite:///{tmp_path / str(many)}.db"), len(asked)) for many in (20, 60)
+            many: (to_optuna(records[:many], f"sqlite:///{tmp_path / str(many)}.db", "made"), len(asked))
+            for many in (20, 60)
         }
     finally:
         sqlalchemy.event.remove(sqlalchemy.Engine, "after_cursor_execute", count)
@@ -234,7 +235,7 @@ def test_an_export_asks_once_for_all(records, tmp_path):
 def test_an_export_overwrites_nothing(folder, records, tmp_path):
     """A storage that has the study already, or is none, is refused in one line."""
     url = f"sqlite:///{tmp_path / 'x.db'}"
-    to_optuna(records, url)
+    to_optuna(records, url, "made")
     again = invoked("export", "optuna", url, "--results", folder, "--study", "made")
     assert again.exit_code == 2
     assert "holds a study 'made' already: name another file" in again.output

@@ -25,7 +25,7 @@ from raytune_eagle.reference import Reference
 from raytune_eagle.spec import Objective
 
 
-def to_optuna(records: Sequence[TrialRecord], url: str) -> int:
+def to_optuna(records: Sequence[TrialRecord], url: str, name: str) -> int:
     """Write the searched launches of one study into an Optuna storage and return how many.
 
     What broke a constraint is PRUNED, with its figure as the intermediate value; failures are FAIL. Node, kind,
@@ -34,6 +34,7 @@ def to_optuna(records: Sequence[TrialRecord], url: str) -> int:
     Args:
         records: of one study.
         url: of SQLAlchemy, for example ``sqlite:///x.db``.
+        name: of the study there.
 
     Raises:
         SpecError: the storage cannot be opened, or holds a study of this name.
@@ -41,7 +42,6 @@ def to_optuna(records: Sequence[TrialRecord], url: str) -> int:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     reference = Reference(records)
     searched = [record for record in records if record.kind == "trial"]
-    name = records[0].study
     distributions = _distributions(searched)
     trials = [_trial(record, distributions, reference) for record in searched]
     try:
