@@ -18,6 +18,7 @@ from raytune_eagle.cli_studies import (
     chosen,
     facts_of,
     latest,
+    none_under,
     records_of,
     results_option,
     say,
@@ -51,7 +52,8 @@ def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
     if (sql is None) != schema:
         raise SpecError("query: give one SQL statement, or --schema")
     asked, store = Query(results), ParquetStore(results)
-    _advise(store, store.studies())
+    _advise(store, studies := store.studies())
+    say([] if studies else [none_under(results)])
     table = asked.schema() if sql is None else asked.run(sql)
     say(asked.warnings)
     sys.stdout.buffer.write(render(table, form))
@@ -239,7 +241,7 @@ def _all_or(studies: Sequence[str], results: str) -> list[Chosen]:
     store = ParquetStore(results)
     found = [Chosen(store, name, results) for name in store.studies()]
     if not found:
-        raise SpecError(f"no study under {results}: run one first")
+        raise SpecError(none_under(results))
     return found
 
 

@@ -77,7 +77,7 @@ def latest(results: str) -> Chosen:
     store = ParquetStore(results)
     last = {name: max((event.at for event in events), default=0.0) for name, events in _events_of_all(store).items()}
     if not last:
-        raise SpecError(f"no study under {results}: run one first")
+        raise SpecError(none_under(results))
     return Chosen(store, max(last, key=lambda name: last[name]), results)
 
 
@@ -87,7 +87,9 @@ def _by_spec(store: ParquetStore, known: Sequence[str], name: str, results: str)
     if len(alike) == 1:
         say([f"the study of spec {name!r} is {alike[0]!r}"])
         return alike[0]
-    listed = ", ".join(alike or known) or "none"
+    if not known:
+        raise SpecError(none_under(results))
+    listed = ", ".join(alike or known)
     raise SpecError(f"no study {name!r} under {results}; {'of that spec ' if alike else ''}there are: {listed}")
 
 
@@ -100,6 +102,12 @@ def _events_of_all(store: ParquetStore) -> dict[str, list[Event]]:
         except StoreError as exc:
             say([str(exc)])
     return found
+
+
+def none_under(results: str) -> str:
+    """What to say where a folder of records has no study: it may be one of a study itself."""
+    above, is_folder, _ = results.rstrip("/").rpartition(FOLDER)
+    return f"no study under {results}: " + (f"give --results {above or '.'}" if is_folder else "run one first")
 
 
 @contextlib.contextmanager

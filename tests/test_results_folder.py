@@ -123,6 +123,16 @@ def test_the_latest_study_is_found_beside_one_of_a_later_version(one_of_a_later_
     assert "study=b" in done.stderr
 
 
+@pytest.mark.parametrize("words", [["best", "made"], ["nodes"], ["results", "check"], ["query", "select 1 as one"]])
+def test_results_that_are_the_folder_of_a_study(tmp_path, words):
+    """The folder above it is told; a query is answered all the same, from empty views, but not without a word."""
+    write(str(tmp_path), Made(trials=4, requests=8, passes=2))
+    done = invoked(*words, "--results", tmp_path / "study=made")
+    assert done.exit_code == (0 if words[0] == "query" else 2)
+    assert done.stderr == f"raytune-eagle: no study under {tmp_path}/study=made: give --results {tmp_path}/\n"
+    assert "one" in done.stdout or words[0] != "query"
+
+
 def test_a_renamed_folder_is_told(tmp_path):
     """Rows keep the name of their study: `check` and `load` say what the folder holds, where they said nothing."""
     write(str(tmp_path), Made(trials=4, requests=8, passes=2))

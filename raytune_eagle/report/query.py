@@ -261,7 +261,9 @@ def _explained(error: Exception, columns: set[str]) -> SpecError:
     if unknown:
         name = unknown[1] or unknown[2]
         close = difflib.get_close_matches(name.lower(), sorted(columns), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(close)}?" if close else "DESCRIBE trials lists the columns"
+        hint = (
+            f"did you mean {', '.join(close)}?" if close else "DESCRIBE trials lists them; a text is in single quotes"
+        )
         return SpecError(f"query: no column {name!r}; {hint}")
     line = " ".join(text.split("\n\nLINE ", maxsplit=1)[0].split())
     if "Table with name" in line:
