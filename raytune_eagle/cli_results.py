@@ -53,9 +53,8 @@ def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
         raise SpecError("query: give one SQL statement, or --schema")
     asked, store = Query(results), ParquetStore(results)
     _advise(store, studies := store.studies())
-    say([] if studies else [none_under(results)])
     table = asked.schema() if sql is None else asked.run(sql)
-    say(asked.warnings)
+    say([*asked.warnings, *([] if studies or schema else [none_under(results)])])
     sys.stdout.buffer.write(render(table, form))
 
 

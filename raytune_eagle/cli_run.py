@@ -83,7 +83,7 @@ def run(spec_file: str, where: str, nodes: int | None, results: str, **changes: 
         _run(spec, results, way, _progress(spec, where, as_json=as_json))
     store = ParquetStore(results)
     records = Facts(store, spec.name).records if store.count(spec.name) else []
-    console = Console(stderr=True) if as_json else stdout()
+    console = stdout(stderr=as_json)
     found = shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
     say(shown.put_aside(store.read_events(spec.name)))

@@ -38,9 +38,10 @@ def if_interrupted(words: str) -> Iterator[None]:
         raise KeyboardInterrupt(words) from exc
 
 
-def stdout() -> Console:
-    """As wide as the terminal; a file or pipe takes tables that need not be broken."""
-    return Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+def stdout(*, stderr: bool = False) -> Console:
+    """As wide as the terminal; a file or pipe takes tables that need not be broken. Or stderr, likewise."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else FILE_WIDTH)
 
 
 class Chosen(NamedTuple):

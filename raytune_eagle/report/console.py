@@ -22,8 +22,8 @@ from raytune_eagle.space import GroupSize, Space
 
 _MOST_ROWS = 15
 _BOARD = ("tok/s", "95 % interval", "accept_len", "speedup")
-_WIDE = 76
-"""Columns of a terminal that leave some for a name beside the figures."""
+_WIDE, _ANY = 100, 10_000
+"""Columns of a terminal that leave twenty for a name beside the figures; and of one that any table fits on."""
 _OF_PASSES = "Intervals are over the passes of a launch; what launches differ by beside that counts in the verdict."
 _OTHER_S = 120.0
 """Share of a launch that is not its start: warm-up, passes, stop. A guess for `plan`, told as one."""
@@ -94,7 +94,7 @@ def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[st
 
 
 def _print_board(rows: Sequence[Row], title: str, console: Console) -> None:
-    """A table whose names are folded and whose figures are not; on a narrower terminal a line for each row."""
+    """A table whose names are folded and whose figures are not; on a terminal too narrow for it a line for each row."""
     name_of = names_of(row.config for row in rows)
     table = Table(title=title)
     table.add_column("launch", justify="right", no_wrap=True)
@@ -104,14 +104,21 @@ def _print_board(rows: Sequence[Row], title: str, console: Console) -> None:
     table.add_column("status", overflow="fold")
     lines = [title]
     for row in rows:
-        figures, status = _figures(row), f"{row.status if row.status != 'completed' else ''} {row.reason}".strip()
+        figures, status = _figures(row), _status(row)
         table.add_row(row.launches, escape(name_of(row.config)), *figures, escape(status))
         told = [f"{name} {value}" for name, value in zip(_BOARD, figures, strict=True) if value]
         lines.append(f"{row.launches}: {name_of(row.config)}: {', '.join([*told, *([status] if status else [])])}")
-    if console.width >= _WIDE:
+    fits = console.measure(table, options=console.options.update(max_width=_ANY)).maximum <= console.width
+    if fits or console.width >= _WIDE:
         console.print(table)
     else:
         console.print(escape("\n".join(lines)), soft_wrap=True, highlight=False)
+
+
+def _status(row: Row) -> str:
+    """Of a launch that was ended early only when: by how much it was behind is among its gates."""
+    reason = row.reason.partition(":")[0] if row.status == "hopeless" else row.reason
+    return f"{row.status if row.status != 'completed' else ''} {reason}".strip()
 
 
 def _figures(row: Row) -> list[str]:
