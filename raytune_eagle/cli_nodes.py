@@ -11,6 +11,7 @@ from raytune_eagle.cli_studies import FAILED, chosen, latest, results_option, sa
 from raytune_eagle.errors import SpecError
 from raytune_eagle.live import Live
 from raytune_eagle.report import console as shown
+from raytune_eagle.simulation import simulated_nodes
 
 
 @click.command()
@@ -37,6 +38,8 @@ def nodes(study: str | None, where: str | None, results: str) -> None:
     live = Live(found.results, found.name)
     if live.local and live.writer() is None:
         say([f"nobody runs study {found.name!r} now; this is what its nodes did last"])
+    if simulated_nodes(events):
+        say(["its nodes are simulated: times are those of the simulation"])
     stdout().print(shown.node_table(events))
 
 

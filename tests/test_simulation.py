@@ -55,6 +55,8 @@ def test_a_night_in_virtual_time(tmp_path):
     clocks = [line.split()[0] for line in result.stderr.splitlines() if " done " in line]
     assert clocks[0] > "05:00"
     assert clocks == sorted(clocks, key=lambda clock: (len(clock), clock))
+    nodes = CliRunner().invoke(main, ["nodes", "--results", str(tmp_path / "results")])
+    assert nodes.stderr.endswith("its nodes are simulated: times are those of the simulation\n")
     rows = records(tmp_path)
     assert [row["kind"] for row in rows].count("trial") == 6
     assert {row["node"] for row in rows} == {"simulated-0", "simulated-1"}
