@@ -11,13 +11,13 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from raytune_eagle import gates
 from raytune_eagle.engines.proof import facts
-from raytune_eagle.errors import SpecError
+from raytune_eagle.errors import BenchError, SpecError
 from raytune_eagle.figures import CategorySummary, by_category
-from raytune_eagle.measure import MeasureResult, measure
+from raytune_eagle.measure import measure
 from raytune_eagle.model import Value
 from raytune_eagle.model.config import Config, Speculative
 from raytune_eagle.model.measurement import Gate, Measurement, Request, Vitals
@@ -30,6 +30,14 @@ _INFO = ("/server_info", "/get_server_info")
 """The second before SGLang 0.5.16."""
 _MODELS = "/v1/models"
 _TAIL = re.compile(r"(/v1)?(/chat/completions|/models|/generate)?/*$")
+
+
+STOPPED = "interrupted"
+
+
+class _Figures(NamedTuple):
+    measurements: tuple[Measurement, ...]
+    requests: tuple[Request, ...]
 
 
 @dataclass
@@ -69,6 +77,8 @@ class BenchReport(Value):
         chat: prompts were sent in the model's chat template.
         categories: figures by concurrency and category of prompts.
         gates: what was seen of it; see `raytune_eagle.gates`.
+        left_out: numbers of streams that were not measured to the end, all behind those that were.
+        why: they were not; `STOPPED`, or what failed.
     """
 
     url: str
@@ -78,6 +88,8 @@ class BenchReport(Value):
     measurements: tuple[Measurement, ...]
     categories: tuple[CategorySummary, ...]
     gates: tuple[Gate, ...]
+    left_out: tuple[int, ...] = ()
+    why: str = ""
 
 
 def connect(address: str, key: str = "") -> Running:
@@ -125,15 +137,16 @@ def _ask(url: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def bench(running: Running, workload: Workload, progress: Progress) -> BenchReport:
-    """Measure it at each concurrency.
+    """Measure it at each concurrency; what was measured before an interruption or a failure is kept.
 
     A server without ``/generate`` is asked in OpenAI's chat format, whatever `workload` says.
 
     Raises:
-        BenchError: too many requests failed.
+        BenchError: too many requests failed at the first concurrency.
+        KeyboardInterrupt: before the first was measured.
     """
     workload = workload.model_copy(update={"chat": workload.chat or not running.sglang})
-    result = measure(running, workload, progress, model=running.model)
+    result, why = _measured(running, workload, progress)
     return BenchReport(
         url=running.url,
         server=f"SGLang {running.facts.version}".strip() if running.sglang else "OpenAI's format",
@@ -142,10 +155,29 @@ def bench(running: Running, workload: Workload, progress: Progress) -> BenchRepo
         measurements=result.measurements,
         categories=by_category(result.requests),
         gates=(*gates.standing(_seen(running, workload, result)), *_uncounted(result.requests)),
+        left_out=workload.concurrency[len(result.measurements) :],
+        why=why,
     )
 
 
-def _seen(running: Running, workload: Workload, result: MeasureResult) -> gates.Seen:
+def _measured(running: Running, workload: Workload, progress: Progress) -> tuple[_Figures, str]:
+    """Figures of the concurrencies that came to their end, and why not all did."""
+    measurements, requests, why = list[Measurement](), list[Request](), ""
+    for level in workload.concurrency:
+        one = workload.model_copy(update={"concurrency": (level,)})
+        try:
+            result = measure(running, one, progress, model=running.model)
+        except (KeyboardInterrupt, BenchError) as exc:
+            if not measurements:
+                raise
+            why = str(exc) or STOPPED
+            break
+        measurements += result.measurements
+        requests += result.requests
+    return _Figures(tuple(measurements), tuple(requests)), why
+
+
+def _seen(running: Running, workload: Workload, result: _Figures) -> gates.Seen:
     seen = gates.Seen(Config(model=running.model), workload, running.facts)
     config = seen.config.model_copy(update={"speculative": _speculative(seen.info)})
     return gates.Seen(config, workload, running.facts, measurements=result.measurements, requests=result.requests)

@@ -18,7 +18,7 @@ from raytune_eagle.cli_probe import probe
 from raytune_eagle.cli_results import COMMANDS
 from raytune_eagle.cli_run import run
 from raytune_eagle.cli_studies import FAILED, say
-from raytune_eagle.cli_usage import BAD_INPUT, refuse
+from raytune_eagle.cli_usage import BAD_INPUT, refuse, refuse_empty
 from raytune_eagle.errors import RaytuneEagleError, SpecError
 from raytune_eagle.interrupts import INTERRUPTED, end_on_signals
 
@@ -43,8 +43,8 @@ class _Group(click.Group):
         except RaytuneEagleError as exc:
             say([str(exc)])
             ctx.exit(FAILED)
-        except KeyboardInterrupt:
-            say(["interrupted; run the same command again to go on"])
+        except KeyboardInterrupt as exc:
+            say(["; ".join(["interrupted", *map(str, exc.args)])])
             ctx.exit(INTERRUPTED)
 
 
@@ -57,3 +57,4 @@ def main() -> None:
 
 for _command in (run, plan, doctor, probe, bench, nodes, status, logs, stop, *COMMANDS):
     main.add_command(_command)
+refuse_empty(main)

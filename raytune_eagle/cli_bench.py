@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from raytune_eagle.cli_options import Finite
-from raytune_eagle.cli_studies import FAILED, stdout
+from raytune_eagle.cli_studies import FAILED, if_interrupted, say, stdout
 from raytune_eagle.errors import SpecError
+from raytune_eagle.interrupts import INTERRUPTED
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.workload import load_prompts
 
@@ -43,12 +44,17 @@ def bench(url: str, prompts: str, concurrency: str, api_key_env: str | None, for
     levels, passes = _levels(concurrency), min(2, settings["max_passes"])
     workload = Workload(prompts=load_prompts(prompts), concurrency=levels, min_passes=passes, **settings)
     server = running.connect(url, os.environ[api_key_env] if api_key_env else "")
-    report = running.bench(server, workload, lambda name, detail: click.echo(f"{name}: {detail}", err=True))
+    with if_interrupted("nothing was measured to its end, and a bench begins anew"):
+        report = running.bench(server, workload, lambda name, detail: click.echo(f"{name}: {detail}", err=True))
     if form == "json":
         click.echo(report.model_dump_json(indent=2))
     else:
         title = f"{report.server} at {report.url}: {report.model}"
         show_bench(title, (report.measurements, report.categories), report.gates, stdout())
+    if report.left_out:
+        streams = ",".join(map(str, report.left_out))
+        say([f"{report.why}; what is above is whole, left out: --concurrency {streams}"])
+        sys.exit(INTERRUPTED if report.why == running.STOPPED else FAILED)
     if any(gate.verdict == "failed" for gate in report.gates):
         sys.exit(FAILED)
 

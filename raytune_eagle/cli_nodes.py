@@ -7,12 +7,11 @@ import sys
 import click
 
 from raytune_eagle.cli_options import cluster_check
-from raytune_eagle.cli_studies import FAILED, chosen, results_option, say, stdout
+from raytune_eagle.cli_studies import FAILED, chosen, latest, results_option, say, stdout
 from raytune_eagle.errors import SpecError
 from raytune_eagle.live import Live
-from raytune_eagle.model.trial import Event
 from raytune_eagle.report import console as shown
-from raytune_eagle.store import ParquetStore
+from raytune_eagle.simulation import simulated_nodes
 
 
 @click.command()
@@ -32,15 +31,15 @@ def nodes(study: str | None, where: str | None, results: str) -> None:
 
         stdout().print(shown.live_table(live_nodes(where)))
         return
-    store = ParquetStore(results)
-    found = [chosen(results, study)[:2]] if study else [(store, name) for name in store.studies()]
-    by_study = {name: list(place.read_events(name)) for place, name in found}
-    events: list[Event] = max(by_study.values(), key=lambda found: found[-1].at if found else 0.0, default=[])
+    found = chosen(results, study) if study else latest(results)
+    events = found.store.read_events(found.name)
     if not events:
-        raise SpecError(f"no events under {results}: run a study first")
-    live = Live(results, events[0].study)
+        raise SpecError(f"no events of study {found.name!r} under {found.results}: run it first")
+    live = Live(found.results, found.name)
     if live.local and live.writer() is None:
-        say([f"nobody runs study {events[0].study!r} now; this is what its nodes did last"])
+        say([f"nobody runs study {found.name!r} now; this is what its nodes did last"])
+    if simulated_nodes(events):
+        say(["its nodes are simulated: times are those of the simulation"])
     stdout().print(shown.node_table(events))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from raytune_eagle.errors import SpecError
 from raytune_eagle.nodes.address import HOST_PORT, SIMULATED, host_and_port
 
 CLUSTER = "`local` starts Ray on this machine, `auto` joins the running cluster, else HOST:PORT of one."
@@ -39,6 +40,18 @@ def cluster_check(*words: str, simulated: bool = False) -> Check:
         return where
 
     return check
+
+
+def nodes_option(text: str) -> Callable[[Any], Any]:
+    """Make the ``--nodes`` of a command; what it gives is to go through `nodes_to_make`."""
+    return click.option("--nodes", type=click.IntRange(min=1), help=f"{text}; default: 1.")
+
+
+def nodes_to_make(nodes: int | None, where: str) -> int:
+    """How many local or simulated ones; of a running cluster all nodes are used, so `SpecError` if it was told some."""
+    if nodes is not None and where != "local" and not where.startswith(SIMULATED):
+        raise SpecError(f"--nodes {nodes}: with --cluster {where} all nodes of the cluster are used; leave it out")
+    return nodes or 1
 
 
 def local_or_cluster(text: str) -> Callable[[Any], Any]:

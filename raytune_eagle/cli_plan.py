@@ -9,7 +9,7 @@ from rich.console import Console
 
 from raytune_eagle import specfile
 from raytune_eagle.cli_input import understood, workload_of
-from raytune_eagle.cli_options import CLUSTER, cluster_check, local_or_cluster
+from raytune_eagle.cli_options import CLUSTER, cluster_check, local_or_cluster, nodes_option, nodes_to_make
 from raytune_eagle.cli_studies import FAILED, results_option, say
 from raytune_eagle.errors import Mistakes
 from raytune_eagle.report import console as shown
@@ -40,17 +40,18 @@ def plan(spec_file: str, show: int, where: str | None) -> None:
 @click.command()
 @click.argument("spec_file", metavar="SPEC.yaml")
 @local_or_cluster(CLUSTER)
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes to make of this machine, with `local`.")
+@nodes_option("Nodes to make of this machine, with `local`")
 @results_option
-def doctor(spec_file: str, where: str, nodes: int, results: str) -> None:
+def doctor(spec_file: str, where: str, nodes: int | None, results: str) -> None:
     """Look for what would make SPEC.yaml fail, on every node, without a launch; exit 1 if anything would."""
     from raytune_eagle.doctor import examine  # noqa: PLC0415 - Ray takes seconds to import
 
+    here = nodes_to_make(nodes, where)
     spec, mistakes = specfile.load(spec_file), Mistakes()
     workload = workload_of(spec, mistakes)
     mistakes.tell()
     assert workload is not None  # noqa: S101 - else there was a mistake
-    found = examine(spec, workload, results, where, nodes)
+    found = examine(spec, workload, results, where, here)
     shown.findings(found, Console())
     if any(finding.level == "problem" for findings in found.values() for finding in findings):
         sys.exit(FAILED)

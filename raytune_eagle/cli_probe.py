@@ -11,7 +11,7 @@ from rich.console import Console
 
 from raytune_eagle import specfile
 from raytune_eagle.cli_options import Finite, local_or_cluster
-from raytune_eagle.cli_studies import FAILED, results_option, say, stdout
+from raytune_eagle.cli_studies import FAILED, if_interrupted, results_option, say, stdout
 from raytune_eagle.report.probes import Probing, probe_table
 from raytune_eagle.space import Space
 from raytune_eagle.store import ParquetStore
@@ -51,7 +51,8 @@ def probe(spec_file: str, where: str, most: int | None, limit_s: float, results:
         told(new)
 
     try:
-        failed = probe_all(space.spec, asked, where, keep)
+        with if_interrupted("what was timed is kept, another probe times all anew"):
+            failed = probe_all(space.spec, asked, where, keep)
     finally:
         store.append_probes(space.spec.name, rows)
     stdout().print(probe_table(rows))

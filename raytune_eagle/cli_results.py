@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from raytune_eagle.cli_studies import (
     Chosen,
     chosen,
     facts_of,
+    latest,
+    none_under,
     records_of,
     results_option,
     say,
@@ -24,7 +26,7 @@ from raytune_eagle.cli_studies import (
     uncollected,
 )
 from raytune_eagle.engines.launch import resolved
-from raytune_eagle.errors import SpecError, StoreError
+from raytune_eagle.errors import RaytuneEagleError, SpecError, StoreError
 from raytune_eagle.model.config import Config
 from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.report import console as shown
@@ -50,9 +52,9 @@ def query(sql: str | None, results: str, form: str, *, schema: bool) -> None:
     if (sql is None) != schema:
         raise SpecError("query: give one SQL statement, or --schema")
     asked, store = Query(results), ParquetStore(results)
-    _advise(store, store.studies())
+    _advise(store, studies := store.studies())
     table = asked.schema() if sql is None else asked.run(sql)
-    say(asked.warnings)
+    say([*asked.warnings, *([] if studies or schema else [none_under(results)])])
     sys.stdout.buffer.write(render(table, form))
 
 
@@ -139,7 +141,7 @@ def _pasteable(config: Config) -> Config:
 
 @click.command()
 @click.argument("study")
-@click.option("-o", "--output", metavar="FILE.html", help="Where to write it; default: STUDY.html here.")
+@click.option("-o", "--output", metavar="FILE.html", help="Where; - is stdout; default: STUDY.html here.")
 @results_option
 def report(study: str, output: str | None, results: str) -> None:
     """Write one HTML page on STUDY: verdict, charts with their tables, failures, the launch command. Opens offline."""
@@ -150,6 +152,9 @@ def report(study: str, output: str | None, results: str) -> None:
     path = Path(output or f"{found.name}.html")
     with uncollected():
         text = page(facts_of(found))
+    if output == "-":
+        sys.stdout.buffer.write(text.encode())
+        return
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as exc:
@@ -166,7 +171,7 @@ def dashboard(study: str | None, port: int, results: str) -> None:
     from raytune_eagle.report.dashboard.server import Dashboard, serve  # noqa: PLC0415
     from raytune_eagle.report.dashboard.watch import Watch  # noqa: PLC0415
 
-    found = chosen(results, study) if study else _latest(results)
+    found = chosen(results, study) if study else latest(results)
     token = secrets.token_urlsafe(16)
 
     def ready(taken: int) -> None:
@@ -176,15 +181,6 @@ def dashboard(study: str | None, port: int, results: str) -> None:
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(Dashboard(Watch(found.results, found.name), token), port, ready))
-
-
-def _latest(results: str) -> Chosen:
-    """The study to which something happened last."""
-    store = ParquetStore(results)
-    last = {name: max((event.at for event in store.read_events(name)), default=0.0) for name in store.studies()}
-    if not last:
-        raise SpecError(f"no study under {results}: run one first")
-    return Chosen(store, max(last, key=lambda name: last[name]), results)
 
 
 @click.command()
@@ -209,9 +205,13 @@ def results_group() -> None:
 @results_option
 def compact(studies: tuple[str, ...], results: str) -> None:
     """Put one file in the place of many, for each STUDY (default: all). Readers never see half of it."""
-    for store, study, _ in _all_or(studies, results):
-        words = ", ".join(f"{each.table}: {each.files:,} files, {each.rows:,} rows" for each in store.compact(study))
-        click.echo(f"{study}: {words or 'nothing to do'}")
+
+    def one(found: Chosen) -> None:
+        done = found.store.compact(found.name)
+        words = ", ".join(f"{each.table}: {each.files:,} files, {each.rows:,} rows" for each in done)
+        click.echo(f"{found.name}: {words or 'nothing to do'}")
+
+    _each(_all_or(studies, results), one)
 
 
 @results_group.command("check")
@@ -236,17 +236,37 @@ def check(studies: tuple[str, ...], results: str) -> None:
 def _all_or(studies: Sequence[str], results: str) -> list[Chosen]:
     """Those that were named, or all that there are."""
     if studies:
-        return [chosen(results, each) for each in studies]
+        return [chosen(results, each) for each in dict.fromkeys(studies)]
     store = ParquetStore(results)
     found = [Chosen(store, name, results) for name in store.studies()]
     if not found:
-        raise SpecError(f"no study under {results}: run one first")
+        raise SpecError(none_under(results))
     return found
+
+
+def _each(studies: Sequence[Chosen], act: Callable[[Chosen], None]) -> None:
+    """Of several studies one to which it cannot be done is named, the others go on, and the exit code is 1."""
+    told: dict[str, None] = {}
+    for study in studies:
+        try:
+            act(study)
+        except RaytuneEagleError as exc:
+            if len(studies) == 1:
+                raise
+            say([line for line in str(exc).splitlines() if line not in told])
+            told |= dict.fromkeys(str(exc).splitlines())
+    if told:
+        sys.exit(FAILED)
 
 
 def _problems(store: ParquetStore, study: str) -> list[str]:
     try:
-        return store.problems(study)
+        records, problems = store.reading(study)
+        others = sorted({record.study for record in records} - {study})
+        return [
+            *problems,
+            *(f"study={study}: holds records of study {each!r}: give it that name again" for each in others),
+        ]
     except StoreError as exc:  # of this study alone: the others are still looked at
         return [str(exc)]
 
@@ -261,15 +281,16 @@ def export_group() -> None:
 @click.option("--study", "studies", multiple=True, help="Only this one; may be given several times.")
 @results_option
 def export_optuna(url: str, studies: tuple[str, ...], results: str) -> None:
-    """Write studies into an Optuna storage, for optuna-dashboard; the records stay what `run` goes on from."""
+    """Write studies into an Optuna storage, for optuna-dashboard; the records stay what `run` goes on from.
+
+    Of several studies one that cannot be copied is named and left out; exit 1 then.
+    """
     from raytune_eagle.report.to_optuna import to_optuna  # noqa: PLC0415
 
-    for each in _all_or(studies, results):
-        records = records_of(each, brief=True)
-        if len(records) > _SLOW_FROM:
-            say([f"{each.name}: Optuna's storage takes a minute or two for a thousand of {len(records):,} launches"])
-        count = to_optuna(records, url)
-        click.echo(f"{each.name}: {count} trials")
+    def one(found: Chosen) -> None:
+        click.echo(f"{found.name}: {to_optuna(records_of(found, brief=True), url, found.name)} trials")
+
+    _each(_all_or(studies, results), one)
 
 
 COMMANDS: Sequence[click.Command] = (query, best, explain, report, dashboard, compare, results_group, export_group)

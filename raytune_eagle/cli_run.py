@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -14,18 +15,20 @@ from rich.console import Console
 
 from raytune_eagle import specfile
 from raytune_eagle.cli_input import understood, workload_of
-from raytune_eagle.cli_options import CLUSTER, Finite, cluster_check
-from raytune_eagle.cli_studies import FAILED, results_option, say, stdout
+from raytune_eagle.cli_options import CLUSTER, Finite, cluster_check, nodes_option, nodes_to_make
+from raytune_eagle.cli_studies import FAILED, if_interrupted, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, SpecError
 from raytune_eagle.home import home
 from raytune_eagle.interrupts import end_on_signals
 from raytune_eagle.live import Live
 from raytune_eagle.model.trial import Event
 from raytune_eagle.model.workload import Workload
+from raytune_eagle.nodes.address import SIMULATED
 from raytune_eagle.patience import PATIENCE_S, PatientStore
 from raytune_eagle.report import console as shown
 from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.progress import Board, Json, Lines, Progress
+from raytune_eagle.report.verdict import verdict
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore
@@ -40,6 +43,8 @@ _SIMULATED = (
     " simulated:WHAT launches nothing: a cost model in virtual time (kimi-k25, kimi-k25:golden), a table (FILE.csv) or "
     "the records of a study (results/study=NAME)."
 )
+_OF_OPTION = re.compile(r"^(?:budget|search)\.(trials|hours|seed):")
+_VIRTUAL = "nothing is launched; hours, minutes and seconds below are those of the simulation, not of the clock"
 
 
 @click.command()
@@ -56,30 +61,34 @@ _SIMULATED = (
     callback=cluster_check("local", "auto", simulated=True),
     help=CLUSTER + _SIMULATED,
 )
-@click.option(
-    "--nodes", type=int, default=1, show_default=True, help="Nodes, with `local` (of this machine) or simulated."
-)
+@nodes_option("Nodes, with `local` (of this machine) or simulated")
 @click.option("--seed", type=int, help="Seed of the search; default: the spec's.")
 @click.option("--detach", is_flag=True, help="As a job of the cluster whose head this is; see status, logs, stop.")
 @click.option("--warm-start", "earlier", multiple=True, metavar="results/study=NAME", help=_WARM)
 @click.option("--patience", type=Finite(min=0), default=PATIENCE_S, show_default=True, help=_PATIENCE)
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, one JSON object a line; the rest to stderr.")
 @results_option
-def run(spec_file: str, where: str, nodes: int, results: str, **changes: Any) -> None:
-    """Run the study of SPEC.yaml, or go on with it where it stopped."""
+def run(spec_file: str, where: str, nodes: int | None, results: str, **changes: Any) -> None:
+    """Run the study of SPEC.yaml, or go on with it where it stopped.
+
+    Exit 1 where it has no launch to recommend: no trial completed, or none kept the constraints.
+    """
     earlier, patience, detach, as_json = (changes.pop(name) for name in ("earlier", "patience", "detach", "as_json"))
+    way = _Way(where, nodes_to_make(nodes, where), earlier, patience)
     spec = _changed(specfile.load(spec_file), changes)
     if detach:
         _detach(spec, where)
         return
-    _run(spec, results, _Way(where, nodes, earlier, patience), _progress(spec, as_json=as_json))
+    with if_interrupted("run the same command again to go on"):
+        _run(spec, results, way, _progress(spec, where, as_json=as_json))
     store = ParquetStore(results)
     records = Facts(store, spec.name).records if store.count(spec.name) else []
-    console = Console(stderr=True) if as_json else stdout()
-    shown.summary(records, spec.workload.concurrency, console)
+    console = stdout(stderr=as_json)
+    found = shown.summary(records, spec.workload.concurrency, console)
     console.print(f"Records: {results.rstrip('/')}/study={spec.name}/trials/*.parquet", soft_wrap=True, highlight=False)
     say(shown.put_aside(store.read_events(spec.name)))
-    if not any(record.outcome.status == "completed" and record.kind == "trial" for record in records):
+    if not found:
+        say([f"study {spec.name} has nothing to recommend: {verdict(records, spec.workload.concurrency[0])}"])
         sys.exit(FAILED)
 
 
@@ -98,11 +107,11 @@ def _detach(spec: Spec, where: str) -> None:
     say([f"study {spec.name} runs as job {job}; raytune-eagle status, logs {spec.name}, stop {spec.name}"])
 
 
-def _progress(spec: Spec, *, as_json: bool) -> Progress:
-    console = Console(stderr=True)
+def _progress(spec: Spec, where: str, *, as_json: bool) -> Progress:
+    console, simulated = Console(stderr=True), where.startswith(SIMULATED)
     if as_json:
         return Json(sys.stdout)
-    return Board(console, spec) if console.is_terminal else Lines(console)
+    return Board(console, spec, simulated=simulated) if console.is_terminal else Lines(console, simulated=simulated)
 
 
 class _Way(NamedTuple):
@@ -119,7 +128,6 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
     from raytune_eagle import warm_start  # noqa: PLC0415
     from raytune_eagle.cluster import open_fleet  # noqa: PLC0415
     from raytune_eagle.doctor import refuse_results  # noqa: PLC0415
-    from raytune_eagle.nodes.address import SIMULATED  # noqa: PLC0415
     from raytune_eagle.nodes.steered import SteeredFleet  # noqa: PLC0415
     from raytune_eagle.prior import prior_of  # noqa: PLC0415
     from raytune_eagle.simulation import refuse_mixture  # noqa: PLC0415
@@ -140,7 +148,7 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
         console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
     space, notes = understood(spec, survey(spec, workload, way.where, way.nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
-    say([*notes, *space.notes()])
+    say([*notes, *space.notes(), *([_VIRTUAL] if way.where.startswith(SIMULATED) else [])])
     sources = warm_start.read(way.earlier, space, workload)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
@@ -188,7 +196,10 @@ def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:
     for name, value in changes.items():
         if value is not None:
             places[name]["name" if name == "study" else name] = value
-    return specfile.parse(tree)
+    try:
+        return specfile.parse(tree)
+    except SpecError as exc:  # the file was sound: what is wrong was written behind it
+        raise SpecError(_OF_OPTION.sub(r"--\1:", line) for line in exc.problems) from exc
 
 
 def _spent(spec: Spec, workload: Workload, store: ParquetStore) -> Study | None:

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from raytune_eagle.errors import SpecError, StoreError
-from raytune_eagle.model.trial import TrialRecord
+from raytune_eagle.model.trial import Event, TrialRecord
 from raytune_eagle.report.facts import Facts, written_spec
 from raytune_eagle.store import FOLDER, ParquetStore, check_study_name
 
@@ -29,9 +29,19 @@ def say(lines: Sequence[str]) -> None:
         click.echo(f"raytune-eagle: {line}", err=True)
 
 
-def stdout() -> Console:
-    """As wide as the terminal; a file or pipe takes tables that need not be broken."""
-    return Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+@contextlib.contextmanager
+def if_interrupted(words: str) -> Iterator[None]:
+    """Say `words` behind "interrupted" where the block is: what is kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as exc:
+        raise KeyboardInterrupt(words) from exc
+
+
+def stdout(*, stderr: bool = False) -> Console:
+    """As wide as the terminal; a file or pipe takes tables that need not be broken. Or stderr, likewise."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else FILE_WIDTH)
 
 
 class Chosen(NamedTuple):
@@ -59,14 +69,46 @@ def chosen(results: str, study: str) -> Chosen:
     return Chosen(store, name if name in known else _by_spec(store, known, name, results), results)
 
 
+def latest(results: str) -> Chosen:
+    """The study to which something happened last.
+
+    Raises:
+        SpecError: there is none.
+    """
+    store = ParquetStore(results)
+    last = {name: max((event.at for event in events), default=0.0) for name, events in _events_of_all(store).items()}
+    if not last:
+        raise SpecError(none_under(results))
+    return Chosen(store, max(last, key=lambda name: last[name]), results)
+
+
 def _by_spec(store: ParquetStore, known: Sequence[str], name: str, results: str) -> str:
     """A study that was run under another name (`run --study`) than its spec's, which is the one given."""
-    alike = [each for each in known if written_spec(store.read_events(each)).get("name") == name]
+    alike = [each for each, events in _events_of_all(store).items() if written_spec(events).get("name") == name]
     if len(alike) == 1:
         say([f"the study of spec {name!r} is {alike[0]!r}"])
         return alike[0]
-    listed = ", ".join(alike or known) or "none"
+    if not known:
+        raise SpecError(none_under(results))
+    listed = ", ".join(alike or known)
     raise SpecError(f"no study {name!r} under {results}; {'of that spec ' if alike else ''}there are: {listed}")
+
+
+def _events_of_all(store: ParquetStore) -> dict[str, list[Event]]:
+    """Events of each study, by its name; one that cannot be read is told and left out."""
+    found = {}
+    for name in store.studies():
+        try:
+            found[name] = store.read_events(name)
+        except StoreError as exc:
+            say([str(exc)])
+    return found
+
+
+def none_under(results: str) -> str:
+    """What to say where a folder of records has no study: it may be one of a study itself."""
+    above, is_folder, _ = results.rstrip("/").rpartition(FOLDER)
+    return f"no study under {results}: " + (f"give --results {above or '.'}" if is_folder else "run one first")
 
 
 @contextlib.contextmanager

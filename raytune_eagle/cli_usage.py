@@ -15,6 +15,25 @@ BAD_INPUT = 2
 """Exit code of bad usage and bad input."""
 
 
+class _Text(click.types.StringParamType):
+    """A text that is there: an unset variable in a script must not read as something else."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = super().convert(value, param, ctx)
+        if not text.strip():
+            self.fail("is empty; write a value", param, ctx)
+        return text
+
+
+def refuse_empty(command: click.Command) -> None:
+    """Let no option or argument of a command, or of those below it, be an empty text, but for those with own checks."""
+    for param in command.params:
+        if param.type is click.STRING and param.callback is None:
+            param.type = _Text()
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        refuse_empty(each)
+
+
 def refuse(exc: click.UsageError, context: click.Context | None = None) -> click.exceptions.Exit:
     """Tell it; raise what this returns. A command without arguments shows its help, as click has it."""
     if type(exc).__name__ == "NoArgsIsHelpError":  # only newer clicks have one

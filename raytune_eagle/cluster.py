@@ -115,8 +115,6 @@ def _local_engines(spec: Spec, nodes: int, folder: Path) -> dict[str, Settings]:
 
 def check_local(spec: Spec, nodes: int) -> None:
     """Raise `SpecError` when this machine cannot carry so many nodes."""
-    if nodes < 1:
-        raise SpecError(f"--nodes {nodes}: give 1 or more")
     cores, gpus = len(os.sched_getaffinity(0)), gpu_count()
     if nodes > cores:
         raise SpecError(

@@ -1,10 +1,7 @@
 """Ctrl-C, and being told to end or hung up: in order the first time, at once the second."""
 
-from __future__ import annotations
-
-import os
+import os  # and signal alone: until the command has imported this, Ctrl-C is Python's own traceback
 import signal
-from types import FrameType
 
 INTERRUPTED = 130
 """Exit code of what was interrupted."""
@@ -14,7 +11,7 @@ def end_on_signals() -> None:
     """The first signal ends in an orderly way; a second one at once, and the guards clear up. nohup stays nohup."""
     seen: list[int] = []
 
-    def handler(number: int, _frame: FrameType | None) -> None:
+    def handler(number: int, _frame: object) -> None:
         seen.append(number)
         if len(seen) > 1:
             os._exit(INTERRUPTED)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _NAME = "<stdout>"
+_NOT_ENCODED = "backslashreplace"
+"""As on stderr: a dash that the terminal's encoding does not have is no reason to lose a table."""
 
 
 class _Stdout(io.FileIO):
@@ -52,8 +54,8 @@ def _marked() -> io.TextIOWrapper:
     """Stdout as Python has set it up, over one that marks its errors."""
     raw, like = _Stdout(1, "w", closefd=False), sys.__stdout__
     assert isinstance(like, io.TextIOWrapper)  # noqa: S101 - what Python makes of an open file
-    made = io.TextIOWrapper(io.BufferedWriter(raw), like.encoding, like.errors)
-    made.reconfigure(line_buffering=like.line_buffering, write_through=like.write_through)
+    made = io.TextIOWrapper(io.BufferedWriter(raw), like.encoding)
+    made.reconfigure(line_buffering=like.line_buffering, write_through=like.write_through, errors=_NOT_ENCODED)
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from raytune_eagle.model import Value
 from raytune_eagle.model.config import Config
@@ -188,6 +188,15 @@ def label(config: Config, *, draft: bool = False) -> str:
     return " ".join([shape, *([f"draft={chosen.draft}"] if draft else []), *flags])
 
 
-def several_drafts(configs: Iterable[Config]) -> bool:
-    """Whether a name must tell which draft."""
-    return len({config.speculative.draft for config in configs if config.speculative}) > 1
+def names_of(configs: Iterable[Config]) -> Callable[[Config], str]:
+    """Short names that tell these apart: with the draft where there are several, and variables that not all share."""
+    known = list(configs)
+    several = len({config.speculative.draft for config in known if config.speculative}) > 1
+    variables = dict.fromkeys(name for config in known for name in config.env)
+    varied = [name for name in variables if len({config.env.get(name) for config in known}) > 1]
+
+    def name(config: Config) -> str:
+        env = (f"{each}={config.env[each]}" for each in varied if each in config.env)
+        return " ".join([label(config, draft=several), *env])
+
+    return name

@@ -7,6 +7,7 @@ import pandas as pd
 from raytune_eagle.errors import SpecError
 from raytune_eagle.report.query import Query
 from raytune_eagle.schema import TABLES
+from raytune_eagle.store import ParquetStore
 
 _ORDER = {
     "trials": "number, concurrency",
@@ -29,7 +30,7 @@ def load(results: str = "results", study: str | None = None, table: str = "trial
         Empty, with its columns, where there is nothing.
 
     Raises:
-        SpecError: `table` is none of them, or there are studies and none has this name.
+        SpecError: `table` is none of them, there are studies and none has this name, or its folder was renamed.
         StoreError: a file cannot be read.
     """
     if table not in TABLES:
@@ -41,4 +42,15 @@ def load(results: str = "results", study: str | None = None, table: str = "trial
     chosen = "" if study is None else "where study = '{}'".format(study.replace("'", "''"))
     sql = f"select * from {table} {chosen} order by study, {_ORDER[table]}"  # noqa: S608 - the names are checked
     frame: pd.DataFrame = asked.run(sql).to_pandas(maps_as_pydicts="strict")
+    if study is not None and frame.empty:
+        _refuse_renamed(results, study)
     return frame
+
+
+def _refuse_renamed(results: str, study: str) -> None:
+    """Raise `SpecError` where records of another study stand in this one's folder: no row has its name."""
+    others = {record.study for record in ParquetStore(results).reading(study, brief=True).records} - {study}
+    if others:
+        raise SpecError(
+            f"study={study} under {results} holds records of study {min(others)!r}: give it that name again"
+        )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.model.trial import NodeFacts, TrialRecord
+from raytune_eagle.model.trial import Event, NodeFacts, TrialRecord
 from raytune_eagle.nodes.address import SIMULATED
 from raytune_eagle.nodes.answers import CostModelNodes
 from raytune_eagle.nodes.presets import preset
@@ -17,6 +17,7 @@ from raytune_eagle.nodes.simulated import Response, SimulatedFleet
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore
 
+_NODE = "simulated-"
 MARK = "simulated"
 """Name among a node's versions by which its records are known; its value is what was simulated."""
 
@@ -30,11 +31,9 @@ def fleet(spec: Spec, where: str, nodes: int) -> SimulatedFleet:
     Raises:
         SpecError: there is no such thing, or it has nothing of this spec.
     """
-    if nodes < 1:
-        raise SpecError(f"--nodes {nodes}: give 1 or more")
     what = where.removeprefix(SIMULATED)
     facts = NodeFacts(hardware=f"simulated: {what}", versions={MARK: what})
-    names = [f"simulated-{index}" for index in range(nodes)]
+    names = [f"{_NODE}{index}" for index in range(nodes)]
     return SimulatedFleet(names, _response(spec, what), start=time.time(), facts=facts)
 
 
@@ -50,6 +49,12 @@ def _response(spec: Spec, what: str) -> Response:
             raise SpecError(f"--cluster simulated:{what}: no records there")
         return RecordedNodes(records)
     return CostModelNodes(preset(what), spec.search.seed)
+
+
+def simulated_nodes(events: Iterable[Event]) -> bool:
+    """Whether the times of these events are virtual, by the names of their nodes."""
+    names = {event.node for event in events if event.node}
+    return bool(names) and all(name.startswith(_NODE) for name in names)
 
 
 def simulated(record: TrialRecord) -> str | None:

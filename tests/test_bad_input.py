@@ -100,8 +100,8 @@ def test_files_that_are_no_yaml(tmp_path, python, text, told):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--nodes", "0"], "--nodes 0: give 1 or more"),
-        (["--nodes", "-3"], "--nodes -3: give 1 or more"),
+        (["--nodes", "0"], "run --nodes 0: write a whole number, 1 or more"),
+        (["--nodes", "-3"], "run --nodes -3: write a whole number, 1 or more"),
         (["--study", "a/b"], "name: 'a/b': use letters, digits, '.', '_' and '-' only, 100 at most"),
         (["--study", ".."], "name: '..': use letters, digits, '.', '_' and '-' only, 100 at most"),
     ],
@@ -117,10 +117,10 @@ def test_everything_wrong_is_told_in_one_go(tmp_path, python):
     path = write_spec(tmp_path, python, model="/no/target", draft="/no/draft", prompts="/no/prompts", args="tp-sise: 1")
     path.write_text(path.read_text() + f"start_from: [{start}]\n")
     (tmp_path / "file").touch()
-    done = command("run", path, "--nodes", 0, "--results", tmp_path / "file" / "r", cwd=tmp_path)
+    done = command("run", path, "--nodes", 999, "--results", tmp_path / "file" / "r", cwd=tmp_path)
     assert done.returncode == 2
     told = [line.removeprefix("raytune-eagle: ") for line in done.stderr.splitlines()]
-    places = ["--results", "/no/prompts", "--nodes 0", "engine.args.tp-sise", "start_from[0].page-sice"]
+    places = ["--results", "/no/prompts", "--nodes 999", "engine.args.tp-sise", "start_from[0].page-sice"]
     assert [line.split(":")[0] for line in told] == [*places, "engine.model", "engine.draft", "start_from[0]"]
 
 

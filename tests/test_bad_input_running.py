@@ -97,7 +97,7 @@ def test_foreign_and_torn_files_in_results(tmp_path, results, words):
         ("insert into trials select * from trials", "INSERT is not for reading; use SELECT"),
         ("copy trials to '{file}'", "COPY is not for reading; use SELECT"),
         ("select 1; select 2", "one statement is wanted, not 2"),
-        ("", "one statement is wanted, not 0"),
+        (";", "one statement is wanted, not 0"),
         ("select * from read_csv('{file}')", "file system operations are disabled by configuration"),
         ("select * from '{file}'", "file system operations are disabled by configuration"),
         ("select content from read_text('{file}')", "file system operations are disabled by configuration"),

@@ -1,6 +1,7 @@
 """The command as a user types it: output, exit codes, one line for each mistake."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -108,7 +109,7 @@ def test_nodes_says_who_does_what(results):
     ("words", "code", "line"),
     [
         (["run", "nowhere.yaml"], 2, "raytune-eagle: nowhere.yaml: No such file or directory"),
-        (["run", "search_spaces/tiny_cpu.yaml", "--nodes", "0"], 2, "raytune-eagle: --nodes 0: give 1 or more"),
+        (["run", "search_spaces/tiny_cpu.yaml", "--nodes", "0"], 2, "raytune-eagle: run --nodes 0: write a whole"),
         (["run", "search_spaces/tiny_cpu.yaml", "--study", "a/b"], 2, "raytune-eagle: name: 'a/b': use letters"),
         (["run", "search_spaces/tiny_cpu.yaml", "--study", "2024"], 2, "raytune-eagle: name: '2024' cannot name"),
         (["run", "search_spaces/tiny_cpu.yaml", "--nodes", "999"], 2, "raytune-eagle: --nodes 999: this machine has"),
@@ -140,6 +141,16 @@ def test_bad_usage(tmp_path, words, code, line):
         (["run", "s", "--trials"], "run --trials: needs a value"),
         (["run", "s", "--detach=1"], "run --detach: takes no value"),
         (["run", "s", "--trials", "x"], "run --trials x: write a whole number, 1 or more"),
+        (["run", "s", "--nodes", "0"], "run --nodes 0: write a whole number, 1 or more"),
+        (["doctor", "s", "--nodes", "-1"], "doctor --nodes -1: write a whole number, 1 or more"),
+        (["run", "s", "--nodes", "2", "--cluster", "auto"],
+         "--nodes 2: with --cluster auto all nodes of the cluster are used; leave it out"),
+        (["doctor", "s", "--nodes", "1", "--cluster", "head:6379"],
+         "--nodes 1: with --cluster head:6379 all nodes of the cluster are used; leave it out"),
+        (["best", "s", "--mix", ""], "best --mix is empty; write a value"),
+        (["report", "s", "-o", " "], "report --output is empty; write a value"),
+        (["export", "optuna", ""], "export optuna sqlite:///FILE.db is empty; write a value"),
+        (["nodes", "--cluster", ""], '--cluster "": give `auto` or HOST:PORT'),
         (["run", "s", "--hours", "0"], "run --hours 0.0: write a number, more than 0"),
         (["run", "s", "--patience", "nan"], "run --patience nan: write a number, 0 or more"),
         (["probe", "s", "--limit", "-1"], "probe --limit -1.0: write a number, more than 0"),
@@ -168,6 +179,34 @@ def test_every_command_tells_its_usage_alike():
         assert (done.exit_code, done.stderr.count("\n"), done.stderr.startswith(said)) == (2, 1, True), done.stderr
 
 
+def test_no_text_may_be_empty():
+    """An option or argument that an unset variable left empty is told in one line, whichever it is."""
+    for words in leaves(main):
+        command, given = main, []
+        for word in words:
+            command = command.commands[word]
+        for param in command.params:
+            if isinstance(param, click.Argument):
+                given = [*given, ""]
+            elif not param.is_flag:
+                done = invoked(*words, param.opts[-1], "")
+                told = f"raytune-eagle: {' '.join(words)} {max(param.opts, key=len)} "
+                assert (done.exit_code, done.stderr.count("\n")) == (2, 1), (words, param.opts, done.output)
+                assert done.stderr.startswith(told) or "--cluster" in param.opts, done.stderr
+        if given:
+            done = invoked(*words, *given)
+            assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
+            assert "empty; write a value" in done.stderr
+
+
+def test_a_number_out_of_the_range_of_a_spec_is_told_of_its_option(tmp_path):
+    """What is written behind a sound file is named as it was written, not as the file would have it."""
+    words = ["run", ROOT / "search_spaces" / "tiny_cpu.yaml", "--results", tmp_path / "r"]
+    done = invoked(*words, "--seed", "-4", "--trials", "9999999", "--hours", "1e9")
+    assert done.exit_code == 2
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["--seed", "--trials", "--hours"]
+
+
 def leaves(group, before=()):
     """The words of every command."""
     for name, command in group.commands.items():
@@ -188,6 +227,17 @@ def test_stdout_that_cannot_be_written(results, words):
         done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == "raytune-eagle: stdout: No space left on device\n"
+
+
+@pytest.mark.slow
+def test_an_encoding_without_our_signs_loses_no_table(results):
+    """A terminal or pipe of ASCII alone gets the figures, with what it lacks spelt out."""
+    command = [sys.executable, "-m", "raytune_eagle", "best", "s", "--results", str(results)]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=ascii_only)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2013" in done.stdout
+    assert "Verdict at concurrency 1: " in done.stdout
 
 
 @pytest.mark.slow

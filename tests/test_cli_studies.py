@@ -9,6 +9,8 @@ import optuna
 import pytest
 from click.testing import CliRunner
 from made_results import Made, write
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 
 from raytune_eagle.cli import main
 from raytune_eagle.cli_studies import chosen, records_of, uncollected
@@ -87,20 +89,19 @@ def test_a_folder_without_studies(words, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_optuna_copy_that_breaks_off_leaves_nothing(folder, tmp_path, monkeypatch):
+def test_an_optuna_copy_that_breaks_off_leaves_nothing(folder, tmp_path):
     """A copy that is interrupted is taken back, so that the same command can be given again."""
     url, records = f"sqlite:///{tmp_path}/x.db", records_of(chosen(str(folder), "made"), brief=True)
 
-    write_one = optuna.Study.add_trial
-
-    def interrupted(study, trial):
-        if study.trials:
+    def interrupted(session, *_):
+        if len(session.new) > 1:  # the study itself is one, and in by then
             raise KeyboardInterrupt
-        write_one(study, trial)
 
-    monkeypatch.setattr(optuna.Study, "add_trial", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        to_optuna(records, url)
-    monkeypatch.undo()
+    event.listen(Session, "before_flush", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            to_optuna(records, url, "made")
+    finally:
+        event.remove(Session, "before_flush", interrupted)
     assert optuna.get_all_study_names(url) == []
-    assert to_optuna(records, url) == 3
+    assert to_optuna(records, url, "made") == 3

@@ -1,6 +1,7 @@
 """`explain`: what a study has learned, held against the cost model that its figures came from."""
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from raytune_eagle.identity import spec_of
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.nodes.cost_model import Shape
 from raytune_eagle.nodes.presets import KIMI_K25
-from raytune_eagle.report.explain import Explanation, lines
+from raytune_eagle.reference import Reference
+from raytune_eagle.report.explain import Explanation, lines, relaunch_noise
+from raytune_eagle.search import Search
 from raytune_eagle.simulation import fleet
 from raytune_eagle.space import Space
 from raytune_eagle.store import ParquetStore
@@ -134,6 +137,14 @@ def test_next_points_are_new(explanation):
     assert [choice.score for choice in chosen] == sorted((choice.score for choice in chosen), reverse=True)
 
 
+def test_the_first_of_the_next_points_is_what_the_search_asks_for(results):
+    """The order is the search's own: a study that went on with two factors would launch the first of them."""
+    records = list(ParquetStore(str(results)).read("learned"))
+    spec = specfile.parse(yaml.safe_load(SPEC.replace("sampler: random", "sampler: two-factor")))
+    asked = Search(Space(spec), records, Reference(records), relaunch_noise(records).variance).ask()
+    assert Explanation(spec, records).next_points()[0].params.items() >= asked.params.items()
+
+
 def test_few_launches_say_nothing(results):
     """With fewer than five launches it says so instead."""
     records = list(ParquetStore(str(results)).read("learned"))[:4]
@@ -147,6 +158,8 @@ def test_command(results):
     done = subprocess.run([*command, "learned"], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.startswith("SIMULATED from kimi-k25")
     assert "draft, per step" in done.stdout
+    assert "in the order in which the search would launch them" in done.stdout
+    assert re.findall(r"^  (\d)\. expected gain", done.stdout, re.MULTILINE) == ["1", "2", "3", "4", "5"]
     other = subprocess.run([*command, "other"], capture_output=True, text=True, cwd=ROOT, check=False)
     assert other.returncode == 2
 

@@ -71,6 +71,34 @@ def test_a_pipe_gets_quiet_lines():
     assert "\x1b" not in text.getvalue()
 
 
+STARTED = Event(at=1e9 - 3600, study="s", name="study_started", detail="{}")
+
+
+def test_lines_of_a_simulation_show_its_time():
+    """An hour that passed in a moment reads as an hour, since the study began; of a real study the clock counts."""
+    for simulated, times in ((True, ["1:00:00", "1:00:02"]), (False, ["00:00", "00:00"])):
+        text = io.StringIO()
+        lines = Lines(Console(file=text, width=80), simulated=simulated)
+        for event in (STARTED, *EVENTS):
+            lines(event)
+        assert [line.split()[0] for line in text.getvalue().splitlines()] == times
+
+
+def test_the_board_of_a_simulation_shows_its_time(records):
+    """How long a node does what it does, and what it cost, count from the last event, not from the clock."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=200, color_system=None)
+    board = Board(console, make_space(node={"gpus": 8, "cost_per_hour": 98.0}).spec, simulated=True)
+    for event in (STARTED, *EVENTS):
+        board(event)
+    console.print(board._render())
+    first, second, study = text.getvalue().splitlines()[-3:]
+    assert first.split()[:2] == ["node-0", "00:01"]
+    assert second.split()[:2] == ["node-1", "00:00"]
+    assert "cost so far 0.03" in study
+    assert "1:00:02" in text.getvalue()
+
+
 def test_json_is_one_event_a_line():
     """Every event comes back as it was."""
     text = io.StringIO()

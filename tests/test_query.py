@@ -171,7 +171,10 @@ def test_sql_reaches_no_file_network_or_variable(results, tmp_path, source):
     [
         ("select num_stps from trials", "query: no column 'num_stps'; did you mean num_steps"),
         ("select t.num_stps from trials t", "query: no column 'num_stps'; did you mean num_steps"),
-        ("select zzzzzzzz from trials", "query: no column 'zzzzzzzz'; DESCRIBE trials lists the columns"),
+        (
+            "select zzzzzzzz from trials",
+            "query: no column 'zzzzzzzz'; DESCRIBE trials lists them; a text is in single quotes",
+        ),
         ("select * from trial", "Table with name trial does not exist; there are trials, requests, events, probes"),
         ("selec 1", 'syntax error at or near "selec"'),
         ("select study + 1 from trials", "query: "),

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raytune_eagle.errors import SpecError
+from raytune_eagle.report.query import Query
 from raytune_eagle.report.render import render
 
 TABLE = pa.table(
@@ -67,3 +68,18 @@ def test_an_unknown_format_is_refused():
     """The formats are named when another is asked for."""
     with pytest.raises(SpecError, match="'xml' is not one of table, csv, json, parquet"):
         render(TABLE, "xml")
+
+
+@pytest.mark.parametrize(
+    ("sql", "names"),
+    [
+        ("select 1 as a, 2 as a, 3 as a", ["a", "a_1", "a_2"]),
+        ("select 1 as a, 2 as a_1, 3 as a", ["a", "a_1", "a_2"]),
+        ("select t.x, u.x from (select 1 as x) t, (select 2 as x) u", ["x", "x_1"]),
+    ],
+)
+def test_columns_of_one_name_are_all_kept(tmp_path, sql, names):
+    """Each has a name of its own, as in a table that DuckDB makes of it, so that no form of the answer loses one."""
+    found = Query(str(tmp_path)).run(sql)
+    assert list(json.loads(render(found, "json"))[0].items()) == list(zip(names, range(1, 4), strict=False))
+    assert render(found, "csv").decode().splitlines()[0] == ",".join(names)

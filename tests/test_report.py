@@ -64,7 +64,7 @@ def text(facts):
 def test_the_known_winner_leads(facts, text):
     """Verdict, command and the first row of the leaderboard are those of the point that the cost model favours."""
     assert [facts.standing(level).best.config.speculative.num_steps for level in (1, 8)] == [WINNER["num_steps"]] * 2
-    assert "EAGLE3 5/4/16 is 1." in text
+    assert "EAGLE3 5/4/16 NCCL_PROTO=LL is 1." in text
     command = re.search(r'<pre tabindex="0" id="command-1">(.*?)</pre>', text)[1]
     assert "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16" in command
     assert command.startswith("NCCL_PROTO=LL ")

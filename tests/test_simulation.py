@@ -51,6 +51,12 @@ def test_a_night_in_virtual_time(tmp_path):
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("SIMULATED from kimi-k25: no server ran")
     assert "Simulated time: " in result.stdout
+    assert "those of the simulation, not of the clock" in result.stderr
+    clocks = [line.split()[0] for line in result.stderr.splitlines() if " done " in line]
+    assert clocks[0] > "05:00"
+    assert clocks == sorted(clocks, key=lambda clock: (len(clock), clock))
+    nodes = CliRunner().invoke(main, ["nodes", "--results", str(tmp_path / "results")])
+    assert nodes.stderr.endswith("its nodes are simulated: times are those of the simulation\n")
     rows = records(tmp_path)
     assert [row["kind"] for row in rows].count("trial") == 6
     assert {row["node"] for row in rows} == {"simulated-0", "simulated-1"}
@@ -59,6 +65,19 @@ def test_a_night_in_virtual_time(tmp_path):
         assert dict(row["versions"]) == {"simulated": "kimi-k25"}
         assert row["sglang_version"] is None
         assert row["ended_unix_s"] - row["started_unix_s"] > 300
+
+
+@pytest.mark.slow
+def test_a_night_in_which_no_trial_keeps_the_constraints_is_no_success(tmp_path):
+    """A script that calls `run` in the night hears of it by exit 1 and the last line; the records are all there."""
+    spec = SPEC + "objective: {constraints: {itl_p95_ms: 0.001}}\n"
+    done = command(tmp_path, "--cluster", "simulated:kimi-k25", spec=spec)
+    assert done.exit_code == 1
+    last = "raytune-eagle: study night has nothing to recommend: no trial kept the constraints"
+    assert done.stderr.splitlines()[-1] == last
+    assert len(trials(tmp_path)) == 6
+    again = command(tmp_path, "--cluster", "simulated:kimi-k25", spec=spec)
+    assert (again.exit_code, again.stderr.splitlines()[-1]) == (1, last)
 
 
 @pytest.mark.slow

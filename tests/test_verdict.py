@@ -119,22 +119,22 @@ def confirmation(plain_tok_s: float, same_tok_s: float, tuned_tok_s: float):
         (
             (100.0, 120.0, 144.0),
             (
-                "EAGLE3 3/4/12 is 1.44x (1.38–1.50) of plain decoding, "
+                "EAGLE3 3/4/12 NCCL_PROTO=LL is 1.44x (1.38–1.50) of plain decoding, "
                 "1.20x (1.15–1.25) of plain decoding under the same settings"
             ),
         ),
         (
             (100.0, 144.0, 144.0),
             (
-                "EAGLE3 3/4/12 is 1.44x (1.38–1.50) of plain decoding, 1.00x (0.96–1.04) of plain decoding under "
-                "the same settings: its settings help, no difference by speculation is shown"
+                "EAGLE3 3/4/12 NCCL_PROTO=LL is 1.44x (1.38–1.50) of plain decoding, 1.00x (0.96–1.04) of plain "
+                "decoding under the same settings: its settings help, no difference by speculation is shown"
             ),
         ),
         (
             (100.0, 160.0, 144.0),
             (
-                "plain decoding is faster: the best, EAGLE3 3/4/12, is 1.44x (1.38–1.50) of plain decoding, 0.90x "
-                "(0.86–0.94) of plain decoding under the same settings"
+                "plain decoding is faster: the best, EAGLE3 3/4/12 NCCL_PROTO=LL, is 1.44x (1.38–1.50) of plain "
+                "decoding, 0.90x (0.86–0.94) of plain decoding under the same settings"
             ),
         ),
     ],
@@ -205,8 +205,27 @@ def test_what_failed_once_in_its_confirmations_does_not_win():
         ([], "no trial completed (0 launched)"),
         ([trial(0, 9.0, violations=("v",))], "no trial kept the constraints"),
         (
+            [
+                *(plain(0, 100.0), trial(1, 150.0), trial(2, 138.0, key="y")),
+                *(plain(3, 100.0, kind="confirm"), trial(4, 150.0, kind="confirm", violations=("v",))),
+            ],
+            "EAGLE3 3/4/12 is 1.38x (1.29–1.47) of plain decoding; not confirmed by other launches",
+        ),
+        (
+            [plain(0, 100.0), trial(1, 150.0), trial(2, 150.0, kind="confirm", violations=("v",))],
+            "no trial kept the constraints",
+        ),
+        (
             [plain(0, 100.0, node="other"), trial(1, 138.0), trial(2, 138.0)],
             "EAGLE3 3/4/12 is the fastest at 138.0 tok/s, but no node measured plain decoding beside it",
+        ),
+        (
+            [trial(1, 138.0)],
+            "EAGLE3 3/4/12 is the fastest at 138.0 tok/s, but there is no plain decoding to compare with",
+        ),
+        (
+            [plain(0, 100.0, violations=("itl_p95_ms 48 > 40",)), trial(1, 138.0)],
+            "EAGLE3 3/4/12 is the fastest at 138.0 tok/s, but plain decoding is infeasible: itl_p95_ms 48 > 40",
         ),
     ],
 )

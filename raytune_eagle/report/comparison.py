@@ -12,15 +12,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from raytune_eagle.model.trial import Completed, Event, TrialRecord
-from raytune_eagle.ranking import Row, label, leaderboard
+from raytune_eagle.ranking import Row, leaderboard, names_of
 from raytune_eagle.report.facts import written_spec
 from raytune_eagle.report.noise import between_launches
-from raytune_eagle.report.verdict import ratio_of_intervals, speed, widened, winner
+from raytune_eagle.report.verdict import Sides, fastest, ratio_of_intervals, sides, speed, widened, winner
 from raytune_eagle.spec import differences
 from raytune_eagle.statistics import LaunchNoise
 
 _OF_LAUNCHES = ("name", "budget", "search", "start_from", "baseline", "confirm")
 Study = tuple[Sequence[TrialRecord], Sequence[Event]]
+_Rows = Sequence[Row | None]
 
 
 def compare_studies(one: Study, other: Study, console: Console) -> None:
@@ -76,18 +77,37 @@ def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 def _table(one: Sequence[TrialRecord], other: Sequence[TrialRecord], level: int) -> Table:
     names = (one[0].study, other[0].study)
     table = Table(title=f"concurrency {level}")
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for name in names:
-        table.add_column(f"{escape(name)}, tok/s", justify="right")
-    table.add_column(f"{escape(names[1])} / {escape(names[0])}", justify="right")
-    boards = [leaderboard(side, level) for side in (one, other)]
+        table.add_column(f"{escape(name)}, tok/s", justify="right", overflow="fold")
+    table.add_column(f"{escape(names[1])} / {escape(names[0])}", justify="right", overflow="fold")
+    searched = [[record for record in side if record.kind != "confirm"] for side in (one, other)]
+    boards = [leaderboard(side, level) for side in searched]
     plain = [next((row for row in board if row.kind == "baseline" and row.throughput), None) for board in boards]
-    best = [winner(side, level) for side in (one, other)]
     noise = max((between_launches(side, level) for side in (one, other)), key=lambda each: each.variance)
-    table.add_row("plain decoding", *map(_speed, plain), _ratio(plain, noise))
-    table.add_row("fastest", *map(_named, best), _ratio(best, noise))
-    table.add_row("points in both", *_shared(*boards))
+    _add_rows(table, "search", (plain, [winner(side, level) for side in searched]), (one, other), noise)
+    table.add_row("search: points in both", *_shared(*boards))
+    found = [_confirmed(side, level) for side in (one, other)]
+    if any(found):
+        best = [each and fastest(each) for each in found]
+        _add_rows(table, "confirmed", ([each and each.plain for each in found], best), (one, other), noise)
     return table
+
+
+def _confirmed(records: Sequence[TrialRecord], level: int) -> Sides | None:
+    """What was launched again and compares with plain decoding beside it; None where nothing does."""
+    found = sides(records, level) if any(record.kind == "confirm" for record in records) else None
+    return found if found and found.confirmed else None
+
+
+def _add_rows(
+    table: Table, stage: str, rows: tuple[_Rows, _Rows], studies: Sequence[Sequence[TrialRecord]], noise: LaunchNoise
+) -> None:
+    """Plain decoding and the fastest of one stage: the search and what confirms it have prompts of their own."""
+    plain, best = rows
+    named = (_named(row, records) for row, records in zip(best, studies, strict=True))
+    table.add_row(f"{stage}: plain decoding", *map(_speed, plain), _ratio(plain, noise))
+    table.add_row(f"{stage}: fastest", *named, _ratio(best, noise))
 
 
 def _speed(row: Row | None) -> str:
@@ -95,11 +115,11 @@ def _speed(row: Row | None) -> str:
     return f"{found.value:.1f} ({found.low:.1f}–{found.high:.1f})" if found else "–"
 
 
-def _named(row: Row | None) -> str:
-    return "–" if row is None else f"{escape(label(row.config))}\n{_speed(row)}"
+def _named(row: Row | None, records: Sequence[TrialRecord]) -> str:
+    return "–" if row is None else f"{escape(names_of(each.config for each in records)(row.config))}\n{_speed(row)}"
 
 
-def _ratio(rows: Sequence[Row | None], noise: LaunchNoise) -> str:
+def _ratio(rows: _Rows, noise: LaunchNoise) -> str:
     """Of the second over the first, with what launches differ by in its interval, which theirs do not hold."""
     one, other = rows
     first, second = speed(one), speed(other)

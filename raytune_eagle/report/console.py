@@ -13,7 +13,7 @@ from rich.table import Table
 
 from raytune_eagle.findings import Finding
 from raytune_eagle.model.trial import Event, TrialRecord
-from raytune_eagle.ranking import Row, confirmed, label, leaderboard, several_drafts
+from raytune_eagle.ranking import Row, confirmed, leaderboard, names_of
 from raytune_eagle.reference import Reference
 from raytune_eagle.report.outlook import node_states
 from raytune_eagle.report.verdict import verdict, winner
@@ -21,27 +21,34 @@ from raytune_eagle.simulation import simulated
 from raytune_eagle.space import GroupSize, Space
 
 _MOST_ROWS = 15
+_BOARD = ("tok/s", "95 % interval", "accept_len", "speedup")
+_WIDE, _ANY = 100, 10_000
+"""Columns of a terminal that leave twenty for a name beside the figures; and of one that any table fits on."""
 _OF_PASSES = "Intervals are over the passes of a launch; what launches differ by beside that counts in the verdict."
 _OTHER_S = 120.0
 """Share of a launch that is not its start: warm-up, passes, stop. A guess for `plan`, told as one."""
 
 
-def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> None:
-    """Leaderboard, verdict and winner for each concurrency; simulated figures are called so before and after."""
+def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], console: Console) -> bool:
+    """Leaderboard, verdict and winner for each concurrency; simulated figures are called so before and after.
+
+    Returns:
+        Whether there is a launch to recommend, at any concurrency.
+    """
     note = simulated_from(records)
     if note:
         console.print(note, style="bold", soft_wrap=True, highlight=False)
     told: set[str] = set()
     for concurrency in concurrencies:
         rows, again = leaderboard(records, concurrency), confirmed(records, concurrency)
-        console.print(_board(rows[:_MOST_ROWS], f"concurrency {concurrency}"))
+        _print_board(rows[:_MOST_ROWS], f"concurrency {concurrency}", console)
         if len(rows) > _MOST_ROWS:
             console.print(f"… and {len(rows) - _MOST_ROWS} more: raytune-eagle query")
         if again:
-            console.print(_board(again, f"confirmed at concurrency {concurrency}"))
+            _print_board(again, f"confirmed at concurrency {concurrency}", console)
         if not told:
             console.print(_OF_PASSES, soft_wrap=True, highlight=False)
-        for line in _conditions(records, concurrency):
+        for line in (*_recorded_speedups(rows), *_conditions(records, concurrency)):
             console.print(line, soft_wrap=True, highlight=False)
         console.print(f"Verdict at concurrency {concurrency}: {escape(verdict(records, concurrency))}", soft_wrap=True)
         best = winner(records, concurrency)
@@ -53,6 +60,7 @@ def summary(records: Sequence[TrialRecord], concurrencies: Sequence[int], consol
             told.add(best.config.command())
     if note:
         console.print(_virtual_time(records), soft_wrap=True, highlight=False)
+    return bool(told)
 
 
 def simulated_from(records: Sequence[TrialRecord]) -> str:
@@ -68,6 +76,12 @@ def _virtual_time(records: Sequence[TrialRecord]) -> str:
     return f"Simulated time: {(ended - began) / 3600:.1f} h on {nodes} node(s), {busy:.1f} node-hours of launches"
 
 
+def _recorded_speedups(rows: Sequence[Row]) -> Iterator[str]:
+    """Speedups that nothing here bears out, as where launches were copied into a folder without plain decoding."""
+    if any(row.speedup for row in rows) and not any(row.kind == "baseline" and row.throughput for row in rows):
+        yield "Plain decoding is not among these launches: speedups are what was recorded where they ran."
+
+
 def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[str]:
     """What nodes and hours did to the figures, where it is more than noise."""
     reference = Reference(records)
@@ -79,28 +93,38 @@ def _conditions(records: Sequence[TrialRecord], concurrency: int) -> Iterator[st
             yield f"{escape(drift.node)}: plain decoding drifted, {span}; figures above are freed from that"
 
 
-def _board(rows: Sequence[Row], title: str) -> Table:
-    varied, several = _varied(rows), several_drafts(row.config for row in rows)
+def _print_board(rows: Sequence[Row], title: str, console: Console) -> None:
+    """A table whose names are folded and whose figures are not; on a terminal too narrow for it a line for each row."""
+    name_of = names_of(row.config for row in rows)
     table = Table(title=title)
-    table.add_column("launch", justify="right")
-    table.add_column("configuration")
-    for name in ("tok/s", "95 % interval", "accept_len", "speedup"):
-        table.add_column(name, justify="right")
-    table.add_column("status")
+    table.add_column("launch", justify="right", no_wrap=True)
+    table.add_column("configuration", overflow="fold")
+    for name in _BOARD:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("status", overflow="fold")
+    lines = [title]
     for row in rows:
-        interval = "" if row.ci_low is None else f"{row.ci_low:.1f}–{row.ci_high:.1f}"
-        env = (f"{name}={row.config.env[name]}" for name in varied if name in row.config.env)
-        settings = " ".join([label(row.config, draft=several), *env])
-        figures = [_number(row.throughput, 1), interval, _number(row.accept_len, 2), _number(row.speedup, 2, "x")]
-        status = row.status if row.status != "completed" else ""
-        table.add_row(row.launches, escape(settings), *figures, escape(f"{status} {row.reason}".strip()))
-    return table
+        figures, status = _figures(row), _status(row)
+        table.add_row(row.launches, escape(name_of(row.config)), *figures, escape(status))
+        told = [f"{name} {value}" for name, value in zip(_BOARD, figures, strict=True) if value]
+        lines.append(f"{row.launches}: {name_of(row.config)}: {', '.join([*told, *([status] if status else [])])}")
+    fits = console.measure(table, options=console.options.update(max_width=_ANY)).maximum <= console.width
+    if fits or console.width >= _WIDE:
+        console.print(table)
+    else:
+        console.print(escape("\n".join(lines)), soft_wrap=True, highlight=False)
 
 
-def _varied(rows: Sequence[Row]) -> list[str]:
-    """Variables that not all of the configurations share, which is what tells them apart."""
-    names = dict.fromkeys(name for row in rows for name in row.config.env)
-    return [name for name in names if len({row.config.env.get(name) for row in rows}) > 1]
+def _status(row: Row) -> str:
+    """Of a launch that was ended early only when: by how much it was behind is among its gates."""
+    reason = row.reason.partition(":")[0] if row.status == "hopeless" else row.reason
+    return f"{row.status if row.status != 'completed' else ''} {reason}".strip()
+
+
+def _figures(row: Row) -> list[str]:
+    """Those of `_BOARD`, empty where there is none."""
+    interval = "" if row.ci_low is None else f"{row.ci_low:.1f}–{row.ci_high:.1f}"
+    return [_number(row.throughput, 1), interval, _number(row.accept_len, 2), _number(row.speedup, 2, "x")]
 
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:
@@ -161,7 +185,7 @@ def node_table(events: Sequence[Event]) -> Table:
     """One line per node: what it does, since when."""
     table = Table(title=f"study {events[0].study}")
     for name in ("node", "state", "since", "launch", "detail"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for each in node_states(events):
         since = time.strftime("%F %T", time.localtime(each.since))
         number = "" if each.number is None else str(each.number)
@@ -183,7 +207,7 @@ def live_table(rows: Sequence[tuple[str, str, int, str, float, str, int | None, 
     """One line per node of a running cluster: name, address, GPUs, state, since, study, launch, detail."""
     table = Table()
     for name in ("node", "address", "GPUs", "state", "since", "study", "launch", "detail"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for node, address, gpus, state, since, study, number, detail in rows:
         clock = time.strftime("%F %T", time.localtime(since)) if since else ""
         launch = "" if number is None else str(number)
@@ -195,7 +219,7 @@ def job_table(rows: Sequence[tuple[str, str, str, float, str]]) -> Table:
     """One line per job that runs a study: study, job, status, start, message."""
     table = Table()
     for name in ("study", "job", "status", "since", "detail"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for study, job, status, since, detail in rows:
         table.add_row(escape(study), job, status, time.strftime("%F %T", time.localtime(since)), escape(detail))
     return table

@@ -212,12 +212,16 @@ def lines(explanation: Explanation) -> Iterator[str]:
     yield from () if settings else ("  no setting beside the tree was searched",)
     for column, value, ratio, low, high in settings:
         yield f"  {column + '=' + ('unset' if value is None else str(value)):44} {ratio:.3f}x ({low:.3f} to {high:.3f})"
-    yield from ("", "Most promising points that were never launched:")
-    for choice in explanation.next_points():
+    yield from (
+        "",
+        "Most promising points that were never launched, in the order in which the search would launch them",
+    )
+    yield "(gain, what a launch teaches of the others, its chance to run and keep the limits, and its time):"
+    for place, choice in enumerate(explanation.next_points(), 1):
         fails = f", fails with one of {1 - choice.runs:.0%}" if choice.runs < _SURE else ""
         yield (
-            f"  expected gain {choice.gain:5.1%}, faster than the best with a chance of {choice.better:.0%}{fails}: "
-            f"{spelled(choice.params)}"
+            f"  {place}. expected gain {choice.gain:5.1%}, faster than the best with a chance of {choice.better:.0%}"
+            f"{fails}: {spelled(choice.params)}"
         )
 
 

@@ -14,7 +14,7 @@ from raytune_eagle.errors import SpecError
 from raytune_eagle.identity import STARTED
 from raytune_eagle.model.measurement import Measurement
 from raytune_eagle.model.trial import Completed, Event, Failed, TrialRecord
-from raytune_eagle.ranking import Row, confirmed, label, leaderboard, measurement, several_drafts
+from raytune_eagle.ranking import Row, confirmed, leaderboard, measurement, names_of
 from raytune_eagle.report.verdict import Sides, fastest, in_words, sides
 from raytune_eagle.store import ParquetStore
 
@@ -123,15 +123,8 @@ class Facts:
     @cached_property
     def labels(self) -> dict[int, str]:
         """Short name of each launch, with the environment that tells it from others."""
-        names: dict[str, set[str | None]] = {}
-        for record in self.records:
-            for name in record.config.env:
-                names.setdefault(name, set())
-        for name, values in names.items():
-            values.update(record.config.env.get(name) for record in self.records)
-        varied = [name for name, values in names.items() if len(values) > 1]
-        several = several_drafts(record.config for record in self.records)
-        return {record.number: _label(record, varied, draft=several) for record in self.records}
+        name_of = names_of(record.config for record in self.records)
+        return {record.number: name_of(record.config) for record in self.records}
 
     def launches(self, concurrency: int) -> list[tuple[TrialRecord, Measurement]]:
         """Launches that have figures at a concurrency, with these."""
@@ -197,11 +190,6 @@ def _chief(records: Sequence[TrialRecord], rows: Sequence[Row]) -> list[TrialRec
     keys = {row.key for row in rows[:_CHIEF]} | set(itertools.islice(sound, 1))
     keys |= {row.key for row in rows if row.config.speculative is None or row.status != "completed"}
     return [record for record in records if record.kind != "trial" or record.key in keys]
-
-
-def _label(record: TrialRecord, varied: Sequence[str], *, draft: bool) -> str:
-    env = [f"{name}={record.config.env[name]}" for name in varied if name in record.config.env]
-    return " ".join([label(record.config, draft=draft), *env])
 
 
 def _mean_figures(figures: Sequence[Measurement]) -> dict[str, float] | None:

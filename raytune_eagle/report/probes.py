@@ -35,12 +35,12 @@ class Probing:
 def probe_table(rows: Iterable[Row]) -> Table:
     """One line per node and environment, fastest first."""
     table = Table(title="all-reduce, µs (median) at the largest message of each step")
-    table.add_column("node")
+    table.add_column("node", overflow="fold")
     table.add_column("environment", overflow="fold")
     for step in STEPS:
-        table.add_column(step, justify="right")
-    table.add_column("of default", justify="right")
-    table.add_column("NCCL took")
+        table.add_column(step, justify="right", overflow="fold")
+    table.add_column("of default", justify="right", overflow="fold")
+    table.add_column("NCCL took", overflow="fold")
     for each in compared(rows):
         times = ["" if each.get(step) is None else f"{each[step]:.1f}" for step in STEPS]
         share = "" if each["share"] is None else f"{each['share']:.2f}x"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import IO, Protocol, Self
 
@@ -56,19 +57,27 @@ class Progress(Protocol):
 
 
 class Lines:
-    """One line for each event that a person waits for; to stderr, so that stdout stays for results."""
+    """One line for each event that a person waits for; to stderr, so that stdout stays for results.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: of stderr.
+        simulated: the study runs in virtual time, that of its events; else the clock of this process counts.
+        only: names of events that are shown.
+    """
+
+    def __init__(self, console: Console, *, simulated: bool = False, only: Collection[str] = _SHOWN) -> None:
         self.records: Sequence[TrialRecord] = ()
         self._console, self._began, self._told = console, time.monotonic(), set[str]()
+        self._simulated, self._first, self._only = simulated, math.inf, only
 
     def __call__(self, event: Event) -> None:
         """See `Progress`."""
+        self._first = min(self._first, event.at)
         word, once = _SHOWN.get(event.name), _once(event)
-        if word is None or once in self._told:
+        if word is None or event.name not in self._only or once in self._told:
             return
         self._told |= {once} if once else set()
-        clock = span_clock(time.monotonic() - self._began)
+        clock = span_clock(event.at - self._first if self._simulated else time.monotonic() - self._began)
         where = f"{event.node or '-':>8} #{event.number if event.number is not None else '-':<3}"
         text = f"{clock} {escape(where)} {word:<10} {escape(event.detail)}"
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -94,19 +103,23 @@ def span_clock(seconds: float) -> str:
 
 
 class Board:
-    """A line per node and one for the study, kept up to date under what is done."""
+    """A line per node and one for the study, kept up to date under what is done; for `simulated` see `Lines`."""
 
-    def __init__(self, console: Console, spec: Spec) -> None:
+    def __init__(self, console: Console, spec: Spec, *, simulated: bool = False) -> None:
         self.records: Sequence[TrialRecord] = ()
-        self._spec, self._lines, self._events = spec, Lines(console), list[Event]()
+        self._spec, self._lines, self._events = (
+            spec,
+            Lines(console, simulated=simulated, only=_ON_TERMINAL),
+            list[Event](),
+        )
+        self._simulated = simulated
         self._ranked: tuple[int, list[Best]] = (0, [])
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2, transient=True)
 
     def __call__(self, event: Event) -> None:
         """See `Progress`."""
         self._events.append(event)
-        if event.name in _ON_TERMINAL:
-            self._lines(event)
+        self._lines(event)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -116,7 +129,7 @@ class Board:
         self._live.stop()
 
     def _render(self) -> Group:
-        now = time.time()
+        now = self._events[-1].at if self._simulated and self._events else time.time()
         states = node_states(list(self._events))
         names = {event.number: event.detail for event in self._events if event.name == "trial_started"}
         lines = [Text(no_wrap=True, overflow="ellipsis").append(f"{state.name:>10} ", "bold") for state in states]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -215,11 +216,32 @@ def _check(sql: str) -> None:
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    """In a thread of its own: within DuckDB no signal is heard, so that Ctrl-C would wait for the answer."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(_answer_here, connection, sql)
+        try:
+            return asked.result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
+
+
+def _answer_here(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
     answer = connection.sql(sql)
     if answer is None:
         raise SpecError("query: the statement gives no rows")
     table: pa.Table = answer.to_arrow_table()
-    return table
+    return table.rename_columns(_told_apart(table.column_names))
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """As DuckDB names them where a table has columns of one name: ``a``, ``a_1``; JSON and pandas would lose one."""
+    taken, found = set(names), list[str]()
+    for name in names:
+        numbered = (f"{name}_{count}" for count in itertools.count(1))
+        found.append(name if name not in found else next(each for each in numbered if each not in taken))
+        taken.add(found[-1])
+    return found
 
 
 def _rotten(datasets: Iterable[ds.Dataset]) -> str | None:
@@ -239,7 +261,9 @@ def _explained(error: Exception, columns: set[str]) -> SpecError:
     if unknown:
         name = unknown[1] or unknown[2]
         close = difflib.get_close_matches(name.lower(), sorted(columns), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(close)}?" if close else "DESCRIBE trials lists the columns"
+        hint = (
+            f"did you mean {', '.join(close)}?" if close else "DESCRIBE trials lists them; a text is in single quotes"
+        )
         return SpecError(f"query: no column {name!r}; {hint}")
     line = " ".join(text.split("\n\nLINE ", maxsplit=1)[0].split())
     if "Table with name" in line:

@@ -33,7 +33,7 @@ def _table(title: str, measurements: Sequence[Measurement]) -> Table:
     table = Table(title=title)
     names = ("streams", "tok/s", "95 % interval", "passes", "accept_len", "cycle ms", "burst tok/s")
     for name in (*names, "ttft ms p50", "p95", "itl ms p50", "p95"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for m in measurements:
         table.add_row(
             str(m.concurrency),
@@ -50,9 +50,9 @@ def _table(title: str, measurements: Sequence[Measurement]) -> Table:
 
 def _categories(categories: Sequence[CategorySummary]) -> Table:
     table = Table(title="by category of prompts")
-    table.add_column("category")
+    table.add_column("category", overflow="fold")
     for name in ("streams", "requests", "tokens", "tok/s", "accept_len"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for each in categories:
         length = "" if each.accept_len is None else f"{each.accept_len:.2f}"
         counts = (each.concurrency, each.requests, each.completion_tokens)

@@ -17,11 +17,10 @@ from raytune_eagle.ranking import (
     Row,
     confirmed,
     confirming,
-    label,
     leaderboard,
     measurement,
+    names_of,
     pooled,
-    several_drafts,
 )
 from raytune_eagle.report.noise import between_launches
 from raytune_eagle.statistics import Interval, LaunchNoise, compare_launches
@@ -135,8 +134,10 @@ def sides(records: Sequence[TrialRecord], concurrency: int) -> Sides | None:
     found = _sides(again, confirmed(records, concurrency), own, concurrency, noise)
     if found is not None and found.over_plain is not None:
         return found._replace(confirmed=True)
-    before = [record for record in records if record.kind != "confirm"]
-    return _sides(before, leaderboard(records, concurrency), own, concurrency, noise)
+    # What broke a limit when it was launched again is no winner, whatever the search saw of it.
+    broken = {record.key for record in again if record.violations} - own
+    before = [record for record in records if record.kind != "confirm" and record.key not in broken]
+    return _sides(before, leaderboard(before, concurrency), own, concurrency, noise)
 
 
 def _sides(
@@ -184,11 +185,20 @@ def in_words(found: Sides | None, records: Sequence[TrialRecord], concurrency: i
     """The sentence for what `sides` found of these records."""
     if found is None:
         return _nothing(records, concurrency)
-    name = label(found.best.config, draft=several_drafts(record.config for record in records))
+    name = names_of(record.config for record in records)(found.best.config)
     if found.over_plain is None:
-        figure = f"{found.best.throughput:.1f} tok/s"
-        return f"{name} is the fastest at {figure}, but no node measured plain decoding beside it"
+        why = _why_not_compared(found, records, concurrency)
+        return f"{name} is the fastest at {found.best.throughput:.1f} tok/s, but {why}"
     return _sentence(name, found, found.over_plain) + ("" if found.confirmed else "; not confirmed by other launches")
+
+
+def _why_not_compared(found: Sides, records: Sequence[TrialRecord], concurrency: int) -> str:
+    if found.plain is not None:
+        return "no node measured plain decoding beside it"
+    plain = next((row for row in leaderboard(records, concurrency) if row.kind == "baseline" and row.reason), None)
+    return (
+        f"plain decoding is {plain.status}: {plain.reason}" if plain else "there is no plain decoding to compare with"
+    )
 
 
 def _sentence(name: str, found: Sides, over_plain: Interval) -> str:
@@ -212,7 +222,7 @@ def _times(gain: Interval) -> str:
 
 def _nothing(records: Sequence[TrialRecord], concurrency: int) -> str:
     searched = [record for record in records if record.kind == "trial"]
-    if any(record.status == "infeasible" for record in searched):
+    if any(record.status == "infeasible" for record in records if record.kind != "baseline"):
         return "no trial kept the constraints"
     if any(record.status == "completed" for record in searched):
         return f"no trial was measured at concurrency {concurrency}"
