@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -15,7 +13,6 @@ from pathlib import Path
 
 import optuna
 import pytest
-import sqlalchemy
 from command import invoked
 from made_results import CATEGORIES, WINNER, Made, write
 
@@ -186,49 +183,6 @@ def test_optuna_opens_the_export(folder, records, tmp_path):
         assert trial.user_attrs["launch_command"] == record.config.command()
     best = max((r for r in searched if r.status == "completed"), key=lambda r: math.prod(r.speedup.values()))
     assert study.best_trial.user_attrs["number"] == best.number
-
-
-@pytest.mark.slow
-def test_a_copy_is_what_optuna_would_have_written(records, tmp_path):
-    """Rows that are put into Optuna's tables at once read back as those of `Study.add_trials`, which asks for each."""
-    urls = [f"sqlite:///{tmp_path / name}.db" for name in ("ours", "theirs")]
-    to_optuna(records, urls[0], "made")
-    ours = optuna.load_study(study_name="made", storage=urls[0])
-    theirs = optuna.create_study(study_name="made", storage=urls[1], direction="maximize")
-    theirs.add_trials(ours.get_trials())
-    assert [vars(trial) for trial in ours.trials] == [vars(trial) for trial in theirs.trials]
-    assert {trial.state.name for trial in ours.trials} == {"COMPLETE", "PRUNED", "FAIL"}
-    assert (ours.direction, ours.best_trial.number) == (theirs.direction, theirs.best_trial.number)
-    dumped = [_rows_of(tmp_path / f"{name}.db") for name in ("ours", "theirs")]
-    assert dumped[0] == dumped[1]
-
-
-def _rows_of(path) -> dict[str, list[tuple[object, ...]]]:
-    """Every row of a database without its own key, by table."""
-    with contextlib.closing(sqlite3.connect(path)) as base:
-        names = [name for (name,) in base.execute("select name from sqlite_master where type = 'table' order by name")]
-        return {name: sorted(str(row[1:]) for row in base.execute(f"select * from {name}")) for name in names}
-
-
-@pytest.mark.slow
-def test_an_export_asks_once_for_all(records, tmp_path):
-    """A further launch is one statement for the database and not twenty, which took a minute for a thousand."""
-    asked = []
-
-    def count(*_):
-        asked.append(1)
-
-    sqlalchemy.event.listen(sqlalchemy.Engine, "after_cursor_execute", count)
-    try:
-        found = {
-            many: (to_optuna(records[:many], f"sqlite:///{tmp_path / str(many)}.db", "made"), len(asked))
-            for many in (20, 60)
-        }
-    finally:
-        sqlalchemy.event.remove(sqlalchemy.Engine, "after_cursor_execute", count)
-    (some, few), (all_of_them, both) = found.values()
-    assert few > some
-    assert both - 2 * few <= all_of_them - some
 
 
 @pytest.mark.slow

@@ -5,18 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import optuna
-import sqlalchemy
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution, distribution_to_json
-from optuna.storages import RDBStorage
-from optuna.storages._rdb import models
-from optuna.study import StudyDirection
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model.trial import Failed, TrialRecord
@@ -29,7 +24,8 @@ def to_optuna(records: Sequence[TrialRecord], url: str, name: str) -> int:
     """Write the searched launches of one study into an Optuna storage and return how many.
 
     What broke a constraint is PRUNED, with its figure as the intermediate value; failures are FAIL. Node, kind,
-    launch command and failure are user attributes.
+    launch command and failure are user attributes. Optuna takes most of a minute for a thousand in SQLite: about twenty
+    statements and a commit for each.
 
     Args:
         records: of one study.
@@ -45,7 +41,7 @@ def to_optuna(records: Sequence[TrialRecord], url: str, name: str) -> int:
     distributions = _distributions(searched)
     trials = [_trial(record, distributions, reference) for record in searched]
     try:
-        _write(RDBStorage(url), name, trials)
+        _write(optuna.create_study(storage=url, study_name=name, direction="maximize"), trials)
     except optuna.exceptions.DuplicatedStudyError as error:
         raise SpecError(f"{url}: holds a study {name!r} already: name another file") from error
     except (SQLAlchemyError, ValueError, ImportError) as error:
@@ -54,53 +50,14 @@ def to_optuna(records: Sequence[TrialRecord], url: str, name: str) -> int:
     return len(searched)
 
 
-def _write(storage: RDBStorage, name: str, trials: Sequence[FrozenTrial]) -> None:
-    """All of them or nothing: a half copy would be in the way of the next one.
-
-    Into Optuna's own tables in one transaction: `Study.add_trials` asks some twenty times and commits for each trial,
-    which takes a minute for a thousand.
-    """
-    study = storage.create_new_study([StudyDirection.MAXIMIZE], name)
+def _write(study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
+    """All of them or nothing: a half copy would be in the way of the next one."""
     try:
-        with Session(storage.engine) as session:
-            _insert(session, study, trials)
-            session.commit()
+        study.add_trials(trials)
     except BaseException:
         with contextlib.suppress(SQLAlchemyError):
-            storage.delete_study(study)
+            optuna.delete_study(study_name=study.study_name, storage=study._storage)  # noqa: SLF001 - it has no other way
         raise
-
-
-def _insert(session: Session, study: int, trials: Sequence[FrozenTrial]) -> None:
-    rows = [models.TrialModel(study_id=study, number=place, state=each.state) for place, each in enumerate(trials)]
-    for row, trial in zip(rows, trials, strict=True):
-        row.datetime_start, row.datetime_complete = trial.datetime_start, trial.datetime_complete
-    session.add_all(rows)
-    session.flush()  # gives each its trial_id
-    beside = [
-        (table, {"trial_id": row.trial_id, **rest})
-        for row, each in zip(rows, trials, strict=True)
-        for table, rest in _beside(each)
-    ]
-    for table in dict.fromkeys(table for table, _ in beside):
-        session.execute(sqlalchemy.insert(table), [values for each, values in beside if each is table])
-
-
-def _beside(trial: FrozenTrial) -> Iterator[tuple[type, dict[str, Any]]]:
-    """Rows of the tables beside that of the trials, as `RDBStorage` writes them; all figures are finite."""
-    for name, value in trial.params.items():
-        kind = trial.distributions[name]
-        stored = {"param_value": kind.to_internal_repr(value), "distribution_json": distribution_to_json(kind)}
-        yield models.TrialParamModel, {"param_name": name, **stored}
-    for name, value in trial.user_attrs.items():
-        yield models.TrialUserAttributeModel, {"key": name, "value_json": json.dumps(value)}
-    if trial.value is not None:
-        finite = models.TrialValueModel.TrialValueType.FINITE
-        yield models.TrialValueModel, {"objective": 0, "value": trial.value, "value_type": finite}
-    for step, value in trial.intermediate_values.items():
-        known = models.TrialIntermediateValueModel.TrialIntermediateValueType.FINITE
-        figure = {"intermediate_value": value, "intermediate_value_type": known}
-        yield models.TrialIntermediateValueModel, {"step": step, **figure}
 
 
 def _distributions(records: Sequence[TrialRecord]) -> dict[str, BaseDistribution]:
