@@ -1,5 +1,8 @@
 """Values for tests: outcomes as a server would give them, and spec texts."""
 
+import functools
+import json
+
 import yaml
 
 from raytune_eagle import specfile
@@ -22,7 +25,13 @@ budget: {trials: 12, hours: 100}
 WORKLOAD = Workload(prompts=tuple(Prompt(id=f"p{i}", category="code", text=f"text {i}") for i in range(3)))
 
 
+@functools.cache
+def _space(tree):
+    return Space(specfile.parse(json.loads(tree)))
+
+
 def make_space(text=SPEC, **changes):
+    """A space, which is only read: the same for the same words."""
     tree = yaml.safe_load(text)
     for path, value in changes.items():
         inner = tree
@@ -30,7 +39,7 @@ def make_space(text=SPEC, **changes):
         for part in parts:
             inner = inner.setdefault(part, {})
         inner[last] = value
-    return Space(specfile.parse(tree))
+    return _space(json.dumps(tree))
 
 
 def completed(tok_s, concurrency=(1,), texts=None, **figures):

@@ -1,12 +1,16 @@
 """A space small enough to count by hand."""
 
+import functools
+
 import yaml
 
 from raytune_eagle import specfile
 from raytune_eagle.space import Space
 
 
+@functools.cache
 def space(text):
+    """It is only read: the same for the same text."""
     return Space(specfile.parse(yaml.safe_load(text)))
 
 

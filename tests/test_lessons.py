@@ -55,11 +55,10 @@ def test_nothing_is_told_where_nothing_was_measured_whole(records, trials):
 def test_a_night_does_not_launch_the_hopeless_again_and_again(records, trials):
     """Every trial but the first was without CUDA graphs, and 5 to 7 times slower: from the fourth on, none would be."""
     settings = "cuda_graph_backend_decode"
-    space = Space(specfile.load(ROOT / "search_spaces" / "smollm2_h200.yaml"))
-    spec = space.spec.model_copy(
-        update={"search": space.spec.search.model_copy(update={"sampler": "two-factor"}), "start_from": ()}
-    )
-    asked = [Search(Space(spec), trials[:many], Reference(records)).ask() for many in (4, 8, 12)]
+    spec = specfile.load(ROOT / "search_spaces" / "smollm2_h200.yaml")
+    search = spec.search.model_copy(update={"sampler": "two-factor"})
+    space = Space(spec.model_copy(update={"search": search, "start_from": ()}))
+    asked = [Search(space, trials[:many], Reference(records)).ask() for many in (4, 8, 12)]
     assert [proposal.params[settings] for proposal in asked] == [None] * 3
 
 

@@ -112,7 +112,7 @@ def test_log_cut_anywhere_is_still_read(name):
     """A log that ends in the middle of a line, as a dying server's does, never raises, and no line is invented."""
     text = read(name)
     whole = {(line.throughput, line.running) for line in logs.decode_lines(text)}
-    for end in range(0, len(text), max(1, len(text) // 60)):
+    for end in range(0, len(text), max(1, len(text) // 20)):
         torn = text[:end]
         logs.stage(torn)
         failures.classify(torn, -9)

@@ -28,10 +28,10 @@ def stub():
 def test_samples_of_the_machine_are_kept_by_pass(stub):
     """Twice a second, with the pass that they fell into: what tells why one pass was slower than another."""
     prompts = tuple(Prompt(id=f"p{n}", category="code", text=f"text {n}") for n in range(8))
-    stub.act = lambda number, text: Act(tokens=30, pace_s=0.02)
+    stub.act = lambda number, text: Act(tokens=30, pace_s=0.01)
     result = run(stub, Workload(prompts=prompts, min_passes=2, max_passes=2, precision=0.9))
     assert {sample.repeat for sample in result.samples} >= {0, 1}
-    assert len(result.samples) >= 6
+    assert len(result.samples) >= 4
     assert all(sample.vitals.other_cores is not None for sample in result.samples)
 
 
@@ -78,6 +78,7 @@ def test_asks_for_what_the_workload_says(stub):
 
 def test_passes_are_whole_shuffled_and_repeatable(stub):
     """Every pass has each prompt once, in another order; the same seed gives the same orders, another seed others."""
+    stub.act = lambda number, text: Act(pace_s=0.0)
     first, again, other = (
         passes(run(stub, work(12, max_passes=3, precision=1e-6, seed=s)).requests) for s in (1, 1, 2)
     )
@@ -169,7 +170,7 @@ def test_both_ways_of_streaming_give_the_same_text(stub):
     """The hash is of the whole text, whether chunks repeat the text so far or bring only what is new."""
     hashes = set()
     for delta, step in ((False, 3), (True, 3), (True, 12), (False, 1), (True, 1)):
-        act = Act(delta=delta, step=step)
+        act = Act(delta=delta, step=step, pace_s=0.0)
         stub.act = lambda number, text, act=act: act
         hashes |= {row.output_hash for row in run(stub, work()).requests}
     assert len(hashes) == 1

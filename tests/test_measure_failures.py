@@ -54,7 +54,7 @@ def test_too_many_failures_end_the_bench_early(stub):
 
 def test_share_is_of_the_whole_bench_not_of_its_beginning(stub):
     """One failure among the first requests is no reason to stop when the whole bench can carry it."""
-    stub.act = lambda number, text: Act(fail="500" if number == 0 else "")
+    stub.act = lambda number, text: Act(fail="500" if number == 0 else "", pace_s=0.0)
     result = run(stub, work(40, max_failed_share=0.02))
     assert [row.error is not None for row in result.requests].count(True) == 1
 
@@ -120,7 +120,7 @@ def test_no_prompts_is_a_mistake_of_the_spec(stub):
 
 def test_server_is_checked_through_the_run(stub):
     """`check` is called at least once a second."""
-    stub.act = lambda number, text: Act(pace_s=0.025)
+    stub.act = lambda number, text: Act(pace_s=0.016)
     began = time.perf_counter()
     run(stub, work())
     assert stub.checks >= max(2, time.perf_counter() - began)

@@ -31,9 +31,15 @@ PUBLISHED_ARGS = (
 )
 
 
-def test_published_kimi_launch_word_for_word():
+@pytest.fixture(scope="module")
+def kimi():
+    """The space of the published launch: its 924,480 points take a second to judge."""
+    return Space(specfile.load(SPECS / "kimi_k25_8gpu.yaml"))
+
+
+def test_published_kimi_launch_word_for_word(kimi):
     """The published launch is the first of the Kimi spec, word for word and in order."""
-    config = Space(specfile.load(SPECS / "kimi_k25_8gpu.yaml")).starts[0].config
+    config = kimi.starts[0].config
     assert config.env == PUBLISHED_ENV
     assert config.argv() == PUBLISHED_ARGS.split()
     assert config.launcher == ("python3", "-m", "sglang.launch_server")
@@ -119,10 +125,9 @@ def test_starts_outside_the_space_are_kept_but_not_told():
     assert s.told(s.starts[0].config) is None
 
 
-def test_start_without_effect_of_its_extras_is_the_point_of_the_space():
+def test_start_without_effect_of_its_extras_is_the_point_of_the_space(kimi):
     """The published launch carries flags without effect; its point is a searched one, so TPE learns of it."""
-    s = Space(specfile.load(SPECS / "kimi_k25_8gpu.yaml"))
-    told = s.told(s.starts[0].config)
+    told = kimi.told(kimi.starts[0].config)
     assert told is not None
     assert told[0]["nccl_proto"] == "LL"
 

@@ -21,7 +21,7 @@ from raytune_eagle import trees
 
 Array = NDArray[np.float64]
 _MOST_DEPTH = 64
-_MODES = 5
+_PLACES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 """Kinds of passages between easy and hard, as nodes of a Gauss-Hermite rule."""
 
 
@@ -75,30 +75,24 @@ class Draft:
         """Tokens per verify round, bonus token included."""
         return 1.0 + float(self.reached(shape, category).sum())
 
-    def chances(self, depth: int, topk: int, shift: float) -> Array:
-        """Chances of the first `topk` choices at a depth (from 0), passages shifted by `shift` on the logit scale."""
-        first = min(max(self.accept[min(depth, len(self.accept) - 1)], 1e-6), 1 - 1e-6)
-        first = 1 / (1 + math.exp(-math.log(first / (1 - first)) - shift))
+    def chances(self, depth: int, topk: int, shifts: Array) -> Array:
+        """Chances of the first `topk` choices at a depth (from 0); a row per kind of passages, by its logit's shift."""
+        mean = min(max(self.accept[min(depth, len(self.accept) - 1)], 1e-6), 1 - 1e-6)
+        first = 1 / (1 + np.exp(-math.log(mean / (1 - mean)) - shifts))
         chances, left = [first], 1 - first
         for _ in range(topk - 1):
             chances.append(left * first * self.ranks)
-            left -= chances[-1]
-        return np.array(chances)
+            left = left - chances[-1]
+        return np.stack(chances, axis=-1)
 
 
 @lru_cache(maxsize=100_000)
 def _reached(draft: Draft, shape: Shape, shift: float) -> Array:
     """Average over kinds of passages; the draft knows its own confidence, so each kind has its own tree."""
-    if not draft.spread:
-        return _tree(draft, shape, shift)
-    places, weights = np.polynomial.hermite_e.hermegauss(_MODES)
-    kinds = [_tree(draft, shape, shift + draft.spread * float(place)) for place in places]
-    return np.average(kinds, axis=0, weights=weights)
-
-
-def _tree(draft: Draft, shape: Shape, shift: float) -> Array:
-    grown = trees.candidates([draft.chances(depth, shape.topk, shift) for depth in range(shape.steps)])
-    return trees.reached(grown, shape.tokens)
+    places, weights = (_PLACES, _WEIGHTS) if draft.spread else (np.zeros(1), np.ones(1))
+    shifts = shift + draft.spread * places
+    grown = trees.candidates([draft.chances(depth, shape.topk, shifts) for depth in range(shape.steps)])
+    return np.average(trees.reached(grown, shape.tokens), axis=0, weights=weights)
 
 
 Levels = Mapping[str, Mapping[str | None, float]]

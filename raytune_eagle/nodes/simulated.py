@@ -71,7 +71,10 @@ class SimulatedFleet:
 
     def nodes(self) -> Sequence[SimulatedNode]:
         """Those that are present now."""
-        return [self._nodes.setdefault(name, SimulatedNode(name, self)) for name in self.present]
+        for name in self.present:
+            if name not in self._nodes:
+                self._nodes[name] = SimulatedNode(name, self)
+        return [self._nodes[name] for name in self.present]
 
     def schedule(self, node: str, job: Job) -> Pending:
         """Start a trial now."""
