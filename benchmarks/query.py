@@ -124,7 +124,7 @@ def theirs(results: Path, table: str, answer: str, runs: Runs, columns: list[str
 def make_both(singles: Path, compacted: Path, trials: int) -> None:
     """A file per trial, and what `results compact` makes of a copy of it."""
     began = time.perf_counter()
-    write(str(singles), Made(trials=trials), durable=False)
+    write(str(singles), Made(trials=trials))
     written = time.perf_counter()
     shutil.copytree(singles, compacted, copy_function=os.link)
     for each in ParquetStore(str(compacted)).compact("made"):

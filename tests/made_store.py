@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from raytune_eagle.model.config import Config, Speculative
 from raytune_eagle.model.measurement import Measurement, Request
@@ -63,7 +64,7 @@ BASELINE = {"kind": "baseline", "params": {}, "config": Config(model="m"), "outc
 
 def keep_two_studies() -> Path:
     """Studies x (three trials, the first a failed baseline) and y (other parameters) under ./results."""
-    store = ParquetStore("results")
+    store = ParquetStore("results", fs.LocalFileSystem())  # as files, but nothing waits for the disk
     store.declare("x", PARAMETERS)
     store.append(record(0, **BASELINE))
     store.append(record(1))

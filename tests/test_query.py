@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -34,15 +35,22 @@ def record(study: str, number: int, throughput: float, **params: object) -> Tria
     return trial(number, None, study=study, config=config, ended_at=1.5, params=params, outcome=outcome)
 
 
-@pytest.fixture
-def results(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
     """Two studies with different parameters, one of them typed differently in each."""
-    store = ParquetStore(str(tmp_path / "results"))
+    folder = tmp_path_factory.mktemp("results")
+    store = ParquetStore(str(folder))
     store.append(record("a", 0, 10.0, num_steps=3, width=1))
     store.append(record("a", 1, 20.0, num_steps=5, width=2))
     store.append(record("b", 0, 40.0, eagle_topk=4, width="auto"))
     store.append_events("a", [Event(at=1.25, study="a", name="ready")])
-    return tmp_path / "results"
+    return folder
+
+
+@pytest.fixture
+def results(kept, tmp_path) -> Path:
+    """A copy of them, for tests that spoil it or must find nothing beside it."""
+    return Path(shutil.copytree(kept, tmp_path / "results"))
 
 
 def rows(results: Path, sql: str) -> list[dict]:
