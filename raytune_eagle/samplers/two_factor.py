@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from raytune_eagle.samplers import observed
 from raytune_eagle.samplers.belief import Belief, Encoders, Pair, take
@@ -244,7 +244,7 @@ class TwoFactorSampler(BaseSampler):
         for i in np.argsort(-ranks, kind="stable")[:count]:
             chance, point = float(runs[rows[i], places[i]]), {**block.first[rows[i]], **rest[places[i]]}
             gain, sd = float(gains[i]) * chance, float(np.sqrt(variance[i]))
-            better = float(norm.cdf((mean[i] - belief.incumbent) / sd))
+            better = float(ndtr((mean[i] - belief.incumbent) / sd))
             found.append(Choice(point, gain, float(ranks[i]), float(mean[i]), sd, chance, better))
         return found
 
