@@ -8,7 +8,7 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -154,7 +154,7 @@ def bench(running: Running, workload: Workload, progress: Progress) -> BenchRepo
         chat=workload.chat,
         measurements=result.measurements,
         categories=by_category(result.requests),
-        gates=(*gates.standing(_seen(running, workload, result)), *_uncounted(result.requests)),
+        gates=gates.standing(_seen(running, workload, result)),
         left_out=workload.concurrency[len(result.measurements) :],
         why=why,
     )
@@ -181,14 +181,6 @@ def _seen(running: Running, workload: Workload, result: _Figures) -> gates.Seen:
     seen = gates.Seen(Config(model=running.model), workload, running.facts)
     config = seen.config.model_copy(update={"speculative": _speculative(seen.info)})
     return gates.Seen(config, workload, running.facts, measurements=result.measurements, requests=result.requests)
-
-
-def _uncounted(requests: Sequence[Request]) -> tuple[Gate, ...]:
-    """Whether the server said how many tokens it sent; `Request.prompt_tokens` is 0 where it did not."""
-    if all(row.prompt_tokens or row.error for row in requests):
-        return ()
-    detail = "the server gives no usage: chunks are counted, too few tokens where one brings several"
-    return (Gate(name="tokens", verdict="warning", detail=detail),)
 
 
 def _speculative(info: Mapping[str, Any]) -> Speculative | None:

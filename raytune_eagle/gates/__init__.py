@@ -20,6 +20,7 @@ cuda_graph               warns    batches were decoded with graphs where those a
 nccl_path                warns    decoding goes through NCCL where its settings are tuned
 nccl_knobs               warns    NCCL says that it took each setting, and chooses as told (needs NCCL_DEBUG=INFO)
 context                  warns    prompts and answers fit the contexts of target and draft
+tokens                   warns    the server says how many tokens it sent; SGLang does, others may not (`standing`)
 requests                 warns    no request failed
 stable                   warns    throughput is known as precisely as asked for; else the cause, where one is seen
 ======================== ======== ======================================================================================
@@ -35,7 +36,7 @@ from collections.abc import Callable, Iterable, Sequence
 from raytune_eagle.errors import GateError
 from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, Seen
 from raytune_eagle.gates.baseline import against, repetition
-from raytune_eagle.gates.bench import after, draft_that_guesses_nothing
+from raytune_eagle.gates.bench import after, draft_that_guesses_nothing, uncounted
 from raytune_eagle.gates.nccl import on_path, took
 from raytune_eagle.gates.server import arguments, capacity, mistaken_draft
 from raytune_eagle.model.config import Config
@@ -52,7 +53,7 @@ def before(seen: Seen) -> tuple[Gate, ...]:
 
 def standing(seen: Seen) -> tuple[Gate, ...]:
     """What can be said of a server that somebody else started, after a bench."""
-    return (*mistaken_draft(seen), *capacity(seen), *after(seen), repetition(seen.requests))
+    return (*mistaken_draft(seen), *capacity(seen), *after(seen), repetition(seen.requests), *uncounted(seen.requests))
 
 
 def early(config: Config) -> Callable[[Sequence[Request]], None]:

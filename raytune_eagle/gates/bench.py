@@ -100,6 +100,12 @@ def _context(seen: Seen) -> Iterator[Gate]:
         yield passed("context")
 
 
+def uncounted(requests: Sequence[Request]) -> Iterator[Gate]:
+    """Whether the server said how many tokens it sent; `Request.prompt_tokens` is 0 where it did not."""
+    if not all(row.prompt_tokens or row.error for row in requests):
+        yield warned("tokens", "the server gives no usage: chunks are counted, too few tokens where one brings several")
+
+
 def _requests(seen: Seen) -> Gate:
     rows = [row for row in seen.requests if row.repeat >= 0]
     errors = [row.error for row in rows if row.error]
