@@ -40,24 +40,31 @@ class Lessons:
         self, levels: int, records: Iterable[TrialRecord], reference: Reference, launch_variance: float = 0.0
     ) -> None:
         self._levels, self._reference, self._launch_variance = levels, reference, launch_variance
+        self._measured: dict[int, Figures] = {}  # by the number of the launch
         self._whole: list[Array] = []
         for record in records:
             self.learn(record)
 
     def learn(self, record: TrialRecord) -> None:
-        """Take how the cycles of a launch differ between concurrencies, if it has all of them."""
-        if record.config.speculative and len(found := self._measured(record)) == self._levels:
+        """Take what a launch measured and, if it did at every concurrency, how its cycles differ between these."""
+        found = self._measured[record.number] = figures_of(record, self._reference, self._launch_variance)
+        if record.config.speculative and len(found) == self._levels:
             self._whole.append(_log_cycles(found))
 
     def of(self, record: TrialRecord) -> Figures:
-        """Its figures at every concurrency; empty where it has none, or nothing tells those that are missing."""
-        found = self._measured(record)
+        """Figures of a launch that was learnt, at every concurrency.
+
+        Empty where it has none, or nothing tells those that are missing.
+        """
+        found = self._measured[record.number]
         if not found or len(found) >= self._levels:
             return found
         return [*found, *self._missing(found)] if self._whole else []
 
-    def _measured(self, record: TrialRecord) -> Figures:
-        return figures_of(record, self._reference, self._launch_variance)
+    def cut_short(self, record: TrialRecord) -> bool:
+        """Whether it was ended before every concurrency had its figures."""
+        outcome = record.outcome
+        return isinstance(outcome, Completed) and bool(outcome.hopeless) and len(outcome.measurements) < self._levels
 
     def _missing(self, found: Figures) -> Figures:
         whole, count = np.array(self._whole), len(found)

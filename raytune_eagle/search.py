@@ -17,7 +17,7 @@ from optuna.trial import TrialState, create_trial
 from raytune_eagle.errors import SpecError
 from raytune_eagle.lessons import Lessons
 from raytune_eagle.model.config import Config
-from raytune_eagle.model.trial import Completed, TrialRecord
+from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.outcomes import objective_value, violation
 from raytune_eagle.prior import Prior
 from raytune_eagle.reference import Reference
@@ -208,17 +208,11 @@ class Search:
 
     def _learned(self, record: TrialRecord) -> dict[str, Any]:
         """What a launch teaches beside its objective, as `raytune_eagle.samplers.observed` reads it."""
-        figures = self._lessons.of(record)
-        if record.status == "lost" or (self._cut_short(record) and not figures):  # a machine's doing; not comparable
+        figures, short = self._lessons.of(record), self._lessons.cut_short(record)
+        if record.status == "lost" or (short and not figures):  # a machine's doing; not comparable
             return {observed.REFUSED: True}
-        seconds = {} if self._cut_short(record) else {observed.SECONDS: record.ended_at - record.started_at}
+        seconds = {} if short else {observed.SECONDS: record.ended_at - record.started_at}
         return {**seconds, observed.FIGURES: figures} if figures else seconds
-
-    def _cut_short(self, record: TrialRecord) -> bool:
-        """Whether it was ended before every concurrency had its figures."""
-        outcome = record.outcome
-        levels = len(self._space.spec.workload.concurrency)
-        return isinstance(outcome, Completed) and bool(outcome.hopeless) and len(outcome.measurements) < levels
 
     def _verdict(self, record: TrialRecord) -> tuple[TrialState, float | None]:
         """A failed launch in the form that the sampler sees: TPE learns from PRUNED and ignores FAIL, GP needs a value.
@@ -226,7 +220,7 @@ class Search:
         (Optuna 4.5-5.0; 60 trials, 69 % infeasible: 47.7 launches wasted with FAIL against 23.8 with PRUNED.)
         """
         value = objective_value(self._objective, record, self._reference)
-        if value is not None and not self._cut_short(record):
+        if value is not None and not self._lessons.cut_short(record):
             return TrialState.COMPLETE, value
         if self._settings.sampler != "gp":
             return TrialState.PRUNED, None
