@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from bad_input import command, refused, write_spec
+from fake_study import fake_study
 from made import WORKLOAD, completed, make_space, surface
 from made_interpreter import make_interpreter
 
@@ -19,31 +19,6 @@ from raytune_eagle.store import ParquetStore
 from raytune_eagle.study import Study
 
 pytestmark = pytest.mark.slow  # a process of its own for each
-
-FAKE = Path(__file__).parent / "fakes" / "launch_server.py"
-SPEC = """
-name: faked
-engine: {{model: builtin:tiny, draft: {draft}, python: {python}, env: {{RAYTUNE_FAKE: "{faults}"}}}}
-node: {{gpus: 0}}
-workload: {{prompts: builtin:tiny, max_new_tokens: 8, max_passes: 2, min_passes: 2}}
-space: {{speculative: {{num_steps: {{int: [1, 5]}}, eagle_topk: [1, 2], num_draft_tokens: {{int: [2, 8]}}}}}}
-search: {{sampler: random}}
-confirm: {{top: 0}}
-budget: {{trials: {trials}}}
-"""
-
-
-def fake_study(folder, trials=3, draft="builtin:tiny", faults="round_ms=1"):
-    """A spec whose interpreter is this one, but for SGLang's CPU layer, which is the fake server."""
-    python = folder / "python"
-    python.write_text(
-        "#!/bin/sh\n"
-        f'if [ "$1 $2" = "-m raytune_eagle.engines.cpu" ]; then shift 2; exec {sys.executable} {FAKE} "$@"; fi\n'
-        f'exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
-    (folder / "spec.yaml").write_text(SPEC.format(python=python, trials=trials, draft=draft, faults=faults))
-    return folder / "spec.yaml"
 
 
 # ------------------------------------------------------------------------------------------------------------- results

@@ -10,13 +10,12 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from command import ROOT, cli, made_study
+from command import cli, made_study
+from fake_study import fake_study
 from made import completed, failed
 
 from raytune_eagle.nodes.simulated import Answer
 from raytune_eagle.store import ParquetStore
-
-FAKE = ROOT / "tests" / "fakes" / "launch_server.py"
 
 
 @pytest.mark.slow
@@ -31,36 +30,10 @@ def test_study_without_a_completed_trial_is_no_success(tmp_path):
     assert cli("best", "s", "--results", tmp_path, "--export", "json", check=1).stdout == ""
 
 
-FAKE_SPEC = """
-name: faked
-engine:
-  model: builtin:tiny
-  draft: builtin:tiny
-node: {{gpus: 0}}
-workload: {{prompts: builtin:tiny, max_new_tokens: 8, max_passes: 2, min_passes: 2}}
-space: {{speculative: {{num_steps: {{int: [1, 5]}}, eagle_topk: [1, 2], num_draft_tokens: {{int: [2, 8]}}}}}}
-search: {{sampler: random}}
-confirm: {{top: 0}}
-budget: {{trials: {trials}}}
-"""
-
-
 @pytest.fixture
 def faked(tmp_path):
-    """A folder in which the CPU layer is the fake server: another program under the module name that is launched."""
-    package = tmp_path / "fake" / "faked_engine"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(FAKE_SPEC.format(trials=6))
-    wrapper = tmp_path / "python"
-    wrapper.write_text(
-        "#!/bin/sh\n"  # engine.python: an interpreter that serves the fake where SGLang's CPU layer is asked for
-        f'if [ "$1 $2" = "-m raytune_eagle.engines.cpu" ]; then shift 2; exec {sys.executable} {FAKE} "$@"; fi\n'
-        f'exec {sys.executable} "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    spec.write_text(spec.read_text().replace("  draft:", f"  python: {wrapper}\n  draft:"))
+    """A folder with the spec of a study whose server is the fake one."""
+    fake_study(tmp_path, trials=6)
     return tmp_path
 
 
