@@ -36,9 +36,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Without Ray, SGLang, Chromium and tests marked slow.
+# Without Ray, SGLang, Chromium and tests marked slow. Three at once on two cores: they wait for servers half of the time.
 test-fast: setup
-	$(BIN)/python -m pytest -m "not lab and not ray and not sglang and not browser and not slow" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not lab and not ray and not sglang and not browser and not slow" --numprocesses 3 --dist loadfile
 
 # What the browser tests drive: Debian's Chromium, where there is none yet (half a minute, as root).
 browser:
