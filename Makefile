@@ -46,10 +46,12 @@ browser:
 	test "$$(id -u)" = 0 || { echo "make: no Chromium here: install it (Debian: apt-get install chromium)" >&2; exit 1; }; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium >/dev/null
 
-# What owns the whole machine (Ray, SGLang, a browser) runs alone; all else on two cores at once.
+# What owns the whole machine (Ray, a browser) or looks at all of it runs alone; all else on two cores at once: first what
+# starts no SGLang, then what does, each of which is a start of 15 s on one core.
 test: lint browser
 	$(BIN)/python -m pytest -m "not lab and not ray and not sglang and not browser" --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest -m "ray or sglang or browser"
+	$(BIN)/python -m pytest -m "sglang and not ray and not alone" --numprocesses 2
+	$(BIN)/python -m pytest -m "ray or browser or alone"
 
 # Three hosts made of namespaces, the real `ray up` on them, and the faults of docs/reliability.md.
 # Needs root, and Debian for the packages that it installs. Not part of `make test`; `.ci/run` runs both.

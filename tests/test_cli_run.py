@@ -134,18 +134,6 @@ def test_signals_end_in_order(faked, number):
     assert len(list(ParquetStore(str(faked / "results")).read("faked"))) >= 2
 
 
-@pytest.mark.ray
-def test_second_run_of_one_study_is_refused(faked):
-    """Two `run` of one study at once: the second names the first and exits 2."""
-    run = start(faked)
-    await_trials(faked, 1)
-    done = cli("run", "spec.yaml", cwd=faked, check=2)
-    assert str(run.pid) in done.stderr
-    assert done.stderr.count("\n") == 1
-    run.send_signal(signal.SIGINT)
-    run.communicate(timeout=30)
-
-
 @pytest.mark.slow
 def test_changed_spec_is_refused_with_the_difference(tmp_path):
     """Another spec under the same name: exit 2, the difference shown, nothing launched."""

@@ -29,7 +29,7 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(params=["fake", pytest.param("cpu", marks=pytest.mark.sglang)])
+@pytest.fixture(params=["fake", pytest.param("cpu", marks=[pytest.mark.sglang, pytest.mark.alone])])
 def base(request):
     """The configuration that a server is started from."""
     return CONFIGS[request.param]
