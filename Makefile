@@ -9,6 +9,8 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 NODES ?= 2
 export RAY_USAGE_STATS_ENABLED := 0
 export HF_HUB_OFFLINE := 1
+# empty is off: what is compiled once is kept, which each of pytest's workers would else do again for 3 s
+export PYTHONDONTWRITEBYTECODE :=
 
 LAB_PACKAGES := openssh-server rsync iproute2 iptables util-linux procps
 

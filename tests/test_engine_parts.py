@@ -133,10 +133,10 @@ def test_ports_are_distinct_and_new():
 
 def test_command_can_be_pasted_and_has_no_secret(settings):
     """The line has environment, interpreter and flags; built-in names are paths, keys are left out."""
-    text = SglangEngine(settings).command(job(args={"api-key": "mine"}, env={"A": "b c"}, model="builtin:tiny"))
+    text = SglangEngine(settings).command(job(args={"api-key": "k3y-0f-me"}, env={"A": "b c"}, model="builtin:tiny"))
     assert text.startswith("A='b c' python3 ")
     assert re.search(r"--model-path \S+/tiny/target ", text)
-    assert "mine" not in text
+    assert "k3y-0f-me" not in text
     assert "--port" not in text
 
 
