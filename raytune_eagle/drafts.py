@@ -241,8 +241,6 @@ def _context(pair: Pair) -> Told:
             f"the longest prompt and its answer take {about}{demand.tokens} tokens{why}, more than the draft's "
             f"context of {draft}: past it the draft guesses badly; shorten them, or expect less"
         )
-    if served is not None and demand.tokens > served:
-        yield _doubt(f"prompts up to {about}{demand.tokens} tokens{why} do not fit the context of {served}")
 
 
 def told(pair: Pair) -> Told:

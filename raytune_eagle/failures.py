@@ -106,6 +106,12 @@ RULES = (
         "limit them to one function (ring,tree;allreduce:tree) or leave them unset",
     ),
     Rule(
+        "nccl_error",
+        r"NCCL error.*(?:unhandled|internal error)|nccl(?:SystemError|UnhandledCudaError|InternalError)\b",
+        "NCCL could not set up its connections: engine.env NCCL_DEBUG=WARN says where; a wrong NCCL_SOCKET_IFNAME, a "
+        "full /dev/shm, or an NCCL setting that needs more memory than there is",
+    ),
+    Rule(
         "nccl_timeout",
         r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send)|ncclRemoteError",
         "a collective never ended: an NCCL setting that hangs here (leave it unset), or a rank that died",
@@ -172,11 +178,29 @@ RULES = (
         "gpu_lost",
         r"[Uu]ncorrectable (?:ECC|NVLink)|fallen off the bus|no CUDA-capable device|CUDA_ERROR_SYSTEM_NOT_READY"
         r"|system not yet initialized|Found no NVIDIA driver|library version mismatch|unspecified launch failure"
+        r"|NVIDIA driver on your system is too old"
         r"|No accelerator \(CUDA",
         "a GPU or its driver failed: see dmesg and nvidia-smi -q on that node",
         "machine",
     ),
     Rule("disk_full", r"No space left on device", "a disk is full: see df -h on that node", "machine"),
+    Rule(
+        "weights_torn",
+        r"SafetensorError|Error while deserializing header|not fully covered",
+        "a weight file is cut off or damaged on that node: copy the model or draft there again",
+        "machine",
+    ),
+    Rule(
+        "host_limits",
+        r"Too many open files|can't start new thread|Resource temporarily unavailable",
+        "a limit of the machine was reached: raise ulimit -n and -u for Ray on that node",
+        "machine",
+    ),
+    Rule(
+        "oom_host",
+        r"DefaultCPUAllocator: can't allocate memory|\[Errno 12\]|Cannot allocate memory|ArrayMemoryError",
+        "the machine's own memory did not suffice: lower what the server keeps there, or use more nodes",
+    ),
     Rule(  # last: a rank that had something to say has said it above
         "rank_lost",
         r"gloo/transport/tcp/pair\.cc:\d+\] (?:Connection closed by peer|(?:Read|Write) error)",
@@ -185,14 +209,26 @@ RULES = (
     ),
 )
 
+_MOST = 2_000_000
+"""Characters of either end of a log that a failure is looked for in."""
+_LONG_LINE = re.compile(r"^(.{20000}).+$", re.MULTILINE)
+READY = "The server is fired up and ready to roll"
+"""What went wrong before this (a warm-up's ``/freeze_gc`` that nobody heard, 0.5.20) did not keep it from serving."""
 UNBOUND = "error while attempting to bind on address"
 KILLED = re.compile(r"(?:crashed with exit code|exit code:) -9\b")
 EXCEPTION = re.compile(r"^(?:\[[^]]*\] )?(\w[\w.]*(?:Error|Exception)\b.*)", re.MULTILINE)
 
 
+def _readable(text: str) -> str:
+    """The log with its lines alone on them, and so long that reading it takes a second: start and end say all."""
+    if len(text) > 2 * _MOST:
+        text = f"{text[:_MOST]}\n{text[-_MOST:]}"
+    return _LONG_LINE.sub(r"\1", clean(text))
+
+
 def matching(text: str) -> list[Failure]:
     """Every class that the text is of; the first is the answer, and more than one means that patterns overlap."""
-    text = clean(text)
+    text = _readable(text)
     reached = stage(text)
     found = []
     for rule in RULES:
@@ -208,11 +244,11 @@ def classify(text: str, exit_code: int | None) -> Failure:
     A process that was killed is the machine's fault; where the kernel did it for want of memory, `killed_for_memory`
     says so in its place.
     """
-    text = clean(text)
+    text = _readable(text)
     if found := matching(text):
         return found[0]
     reached = stage(text)
-    said = EXCEPTION.findall(text)
+    said = EXCEPTION.findall(text[text.rfind(READY) :] if READY in text else text)
     if KILLED.search(text) or (exit_code in {-9, 137} and not said):
         advice = "a process of the server was killed from outside, and not for want of memory: see who did (dmesg)"
         return Failure("killed_by_os", reached, advice, "machine")

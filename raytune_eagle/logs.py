@@ -34,12 +34,21 @@ BAR = re.compile(r"(?=Capturing batches|Multi-thread loading|Loading safetensors
 OTHER_RANK = re.compile(r"^\[?[^][]*\b(?:TP|DP|PP|EP)[1-9]\d*\b[^][]*\]")
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SECRET_WORDS = re.compile(r"((?:admin_)?api_key'?[=:]\s*)'[^']*'")
-RAY = re.compile(r"^\([^()]*\bpid=\d+[^()]*\) ?", re.MULTILINE)
+IN_FRONT = re.compile(
+    r"^(?:\([^()\n]*\bpid=\d+[^()\n]*\) ?"  # Ray
+    r"|\[pod/[^\]\n]+\] "  # kubectl logs --prefix
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"  # its --timestamps, CRI
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s:\[]+\[\d+\]: "  # journald
+    r"|[\w.-]+ +\| )+",  # docker compose
+    re.MULTILINE,
+)
+BEHIND = re.compile(r" ?\[repeated \d+x across cluster\][^\n]*$", re.MULTILINE)
+"""Ray's, where it left lines out."""
 
 
 def clean(text: str) -> str:
-    """The log as SGLang wrote it, without the colours of a terminal and without Ray's name in front of each line."""
-    return RAY.sub("", ANSI.sub("", text))
+    """The log as SGLang wrote it: without a terminal's colours and ends of line, and what others put around lines."""
+    return BEHIND.sub("", IN_FRONT.sub("", ANSI.sub("", text).replace("\r\n", "\n")))
 
 
 def lines(text: str) -> Iterator[str]:
@@ -90,7 +99,10 @@ THROUGHPUT = "gen throughput (token/s)"
 
 
 def decode_line(line: str) -> DecodeLine | None:
-    """Read a decode line of any version; None for anything else and for torn ones."""
+    """Read a decode line of any version; None for anything else and for torn ones.
+
+    Throughput has two decimals in every version: with fewer, the line was cut off within it.
+    """
     _, found, rest = line.partition("Decode batch")
     fields = dict(FIELD.findall(rest)) if found else {}
 
@@ -102,7 +114,7 @@ def decode_line(line: str) -> DecodeLine | None:
         graph = fields.get("cuda graph", fields.get("cpu graph"))
         return DecodeLine(
             running=int(fields["#running-req"]),
-            throughput=float(fields[THROUGHPUT]),
+            throughput=_whole(fields[THROUGHPUT]),
             tokens=None if tokens is None else int(tokens),
             token_usage=number("token usage", "full token usage"),
             accept_len=number("accept len"),
@@ -112,6 +124,12 @@ def decode_line(line: str) -> DecodeLine | None:
         )
     except (KeyError, ValueError):
         return None
+
+
+def _whole(text: str) -> float:
+    if not re.fullmatch(r"\d+\.\d\d", text):
+        raise ValueError(text)
+    return float(text)
 
 
 def decode_lines(text: str) -> Iterator[DecodeLine]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,31 @@ def test_server_that_gave_up_but_lives_on_is_known():
     assert not any(failures.hangs(read(name)) for name in FAILURES if "port_taken" not in name)
 
 
+def test_a_healthy_server_that_is_killed_is_not_blamed_for_its_start():
+    """0.5.20 logs a ConnectionError of its warm-up before it is ready; it served all the same, then was killed."""
+    warm_up = "requests.exceptions.ConnectionError: Max retries exceeded with url: /freeze_gc"
+    served = f"{warm_up}\n[2026-01-01 00:00:01] The server is fired up and ready to roll!\n"
+    assert failures.classify(served, -9).name == "killed_by_os"
+    assert failures.classify(f"{served}RuntimeError: of its own\n", -9).name == "unknown"
+
+
+def test_a_long_log_is_classified_in_seconds():
+    """Start and end of 100 MB say what happened; a line of half a megabyte is cut."""
+    begun = time.process_time()
+    lines_ = f"{PREFIX}{FORMATS['0.5.20']}\n" * 400_000
+    assert failures.classify(lines_ + read("made_disk_full.log"), 1).name == "disk_full"
+    failures.classify("Capture cuda graph failed: " * 20_000, 1)
+    assert time.process_time() - begun < 20
+
+
+def test_a_decode_line_that_is_cut_in_its_throughput_is_none():
+    """17 of 178.86 tokens per second are no figure, and neither is nan."""
+    line = f"{PREFIX}{FORMATS['0.5.20']}"
+    assert logs.decode_line(line.replace("5.50", "178.86")).throughput == 178.86
+    for torn in ("17", "178.8", "nan"):
+        assert logs.decode_line(line.partition("5.50")[0] + torn) is None
+
+
 def test_killed_is_the_machines_fault_unless_memory_ran_out():
     """A kill from outside says nothing of a configuration; the kernel's for want of memory does."""
     killed = failures.classify(read("made_killed_by_os.log"), None)
@@ -97,12 +123,23 @@ def test_killed_is_the_machines_fault_unless_memory_ran_out():
     assert (memory.name, memory.fault, memory.phase) == ("oom_host", "configuration", killed.phase)
 
 
+AROUND = {
+    "Ray": ("\x1b[36m(server pid=4711, ip=10.0.0.7)\x1b[0m ", " [repeated 3x across cluster]"),
+    "an actor": ("(_Owner pid=12) ", ""),
+    "kubectl": ("[pod/sglang-0/server] 2026-11-30T10:00:00.123456789Z ", ""),
+    "a container": ("2026-11-30T10:00:00.123456789+00:00 stderr F ", ""),
+    "compose": ("sglang-1  | ", ""),
+    "journald": ("Nov 30 10:00:00 node7 sglang[4711]: ", ""),
+    "Windows": ("", "\r"),
+}
+
+
 @pytest.mark.parametrize("name", FAILURES)
-@pytest.mark.parametrize("front", ["\x1b[36m(server pid=4711, ip=10.0.0.7)\x1b[0m ", "(_Owner pid=12) "])
-def test_failure_is_told_through_rays_prefix(name, front):
-    """Ray writes a name, in colour, before each line; the class, the stage and the deciding line stay the same."""
+@pytest.mark.parametrize(("front", "end"), AROUND.values(), ids=AROUND)
+def test_failure_is_told_through_what_others_write_around_it(name, front, end):
+    """Whoever passed the log on, the class, the stage and the fault stay the same."""
     text = read(name)
-    through = "".join(f"{front}{line}\n" for line in text.split("\n"))
+    through = "".join(f"{front}{line}{end}\n" for line in text.split("\n"))
     plain, prefixed = failures.classify(text, 1), failures.classify(through, 1)
     assert (prefixed.name, prefixed.phase, prefixed.fault) == (plain.name, plain.phase, plain.fault)
 
