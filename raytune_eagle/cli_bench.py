@@ -61,9 +61,10 @@ def bench(url: str, prompts: str, concurrency: str, api_key_env: str | None, for
 
 def _levels(text: str) -> tuple[int, ...]:
     parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) for part in parts) or len(set(parts)) < len(parts):
+    levels = tuple(int(part) if part.strip().isdecimal() else 0 for part in parts)
+    if not all(levels) or len(set(levels)) < len(levels):
         raise SpecError(f"--concurrency {text}: write numbers above 0, each once, for example 1,8")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
-    if (highest := max(map(int, parts))) > most:
+    if (highest := max(levels)) > most:
         raise SpecError(f"--concurrency {highest}: this shell lets a process have {most} connections (ulimit -n)")
-    return tuple(map(int, parts))
+    return levels

@@ -2,8 +2,9 @@
 
 The load is closed-loop without a break: `concurrency` streams, each sending its next prompt when an answer is whole;
 the warm-up runs into the first pass and each pass into the next, every pass over all prompts in a new seeded order.
-When the last pass is decided, its remaining requests are kept company by fillers (the prompts that would come next)
-until the last of them is whole. So every counted request sees a full server from its first to its last token, and
+The remaining requests of the last pass are kept company by fillers (the prompts that would come next) until the last
+of them is whole; what is under way then is broken off at the last concurrency, and before another one waited for as
+long as the slowest answer took. So every counted request sees a full server from its first to its last token, and
 there is no tail of fewer streams to bias anything: throughput is `concurrency` × tokens / stream seconds (see
 `raytune_eagle.statistics`), the client's own time between two requests left out.
 
@@ -17,7 +18,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import closing
 from time import perf_counter
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import uvloop
 
@@ -101,6 +102,7 @@ class _Bench:
         self._warmup_s = self._bench_s = 0.0
 
     async def run(self) -> MeasureResult:
+        asyncio.get_running_loop().set_exception_handler(_interrupted)
         measurements = []
         for concurrency in self._workload.concurrency:
             measurements.append(await self._level(concurrency))
@@ -140,7 +142,9 @@ class _Bench:
             watch = asyncio.ensure_future(self._watch(level))
             tasks = [*streams, watch]
             try:
-                await _first_end(streams, watch)
+                await _first_end(level, streams, watch)
+                if level.concurrency != self._workload.concurrency[-1] and not level.hopeless:
+                    await asyncio.wait(streams, timeout=level.longest_s)
             except BenchError as error:
                 await _cancel(tasks)
                 await self._blame(error)
@@ -165,13 +169,23 @@ class _Bench:
         raise error
 
 
-async def _first_end(streams: Sequence[asyncio.Future[None]], watch: asyncio.Future[None]) -> None:
-    """Wait for all streams; raises what the first of them, or the watch, raises."""
-    running = {*streams, watch}
-    while running - {watch}:
-        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+async def _first_end(level: Level, streams: Sequence[asyncio.Future[None]], watch: asyncio.Future[None]) -> None:
+    """Wait until all is decided; raises what the first of the streams, or the watch, raises."""
+    over = asyncio.ensure_future(level.over.wait())
+    running: set[asyncio.Future[Any]] = {*streams, watch, over}
+    try:
+        while not level.over.is_set():
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        over.cancel()
+
+
+def _interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Ctrl-C within a callback is told by who called us, and by nobody else."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
 
 
 async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:

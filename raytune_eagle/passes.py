@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -27,7 +28,11 @@ _ERRORS_SHOWN = 3
 
 
 class Level:
-    """The requests of one concurrency: which comes next, which passes are whole, when to stop."""
+    """The requests of one concurrency: which comes next, which passes are whole, when to stop.
+
+    Attributes:
+        over: set once all is decided; what is under way then is filler.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class Level:
         self._queue = self._plan(np.random.default_rng([workload.seed, concurrency]))
         self._passes = 0
         self._decided: Interval | None = None
+        self.over = asyncio.Event()
         self._failed = self._ended = 0
         self._warm = max(2 * concurrency, 4)
         self._whole: list[Request] = []  # counted rows of whole passes and of those under way
@@ -78,7 +84,7 @@ class Level:
     def _took(self, stream: Stream) -> None:
         self._ended += 1
         self._missing[stream.repeat] -= 1
-        if stream.error:
+        if stream.error and self._decided is None:
             self._failed += 1
             self._check_failures()
         if stream.repeat == WARM_UP and not self._missing[WARM_UP]:
@@ -100,7 +106,16 @@ class Level:
             self._passes = 1
             self._cut = {place for place, one in enumerate(self._streams) if one.repeat == 0 and one.ended is None}
         rows = [row for row in self._whole if row.repeat < self._passes]
-        self._decided = throughput(rows, self.concurrency, self._workload.seed)
+        self._decide(throughput(rows, self.concurrency, self._workload.seed))
+
+    def _decide(self, known: Interval) -> None:
+        self._decided = known
+        self.over.set()
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds that the slowest answer took; what is still under way then will hardly end by itself."""
+        return max((stream.latency_s for stream in self._streams if stream.ended is not None), default=0.0)
 
     def _check_failures(self) -> None:
         least = self._warm + self._workload.min_passes * len(self._workload.prompts)
@@ -118,14 +133,15 @@ class Level:
         """A pass is whole: tell of it, and decide whether it was the last."""
         rows = [row for row in self._whole if row.repeat < self._passes]
         known = throughput(rows, self.concurrency, self._workload.seed)
+        sure = f" ±{known.half_width:.1%}" if self._passes > 1 else ""
         self._progress(
             "pass",
             f"{self._passes} of at most {self._workload.max_passes} at concurrency {self.concurrency}: "
-            f"{known.value:.1f} tok/s ±{known.half_width:.1%}",
+            f"{known.value:.1f} tok/s{sure}",
         )
         precise = self._passes >= self._workload.min_passes and known.half_width <= self._workload.precision
         if precise or self._passes >= self._workload.max_passes:
-            self._decided = known
+            self._decide(known)
 
     @property
     def warmup_s(self) -> float:

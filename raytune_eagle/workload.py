@@ -29,6 +29,8 @@ _LIKE = 0.8
 _ENOUGH_WORDS = 150
 _LEAST_REPEATS = 0.0007
 
+_HUMAN = ("human", "user", None)
+"""Who says what a model is asked, by ShareGPT's and OpenAI's names; None where nobody is named."""
 _KEYS = ("held_out", "category")
 """Keys without which a line is a prompt all the same."""
 _SHAPE = 'write one JSON object per line: {"text": "…", "id": "…", "category": "…"}; id and category may be left out'
@@ -238,7 +240,7 @@ def _first_turn(item: Any) -> Any:
     turns = item.get("conversations") if isinstance(item, dict) else None
     if not isinstance(turns, list):
         return item
-    human = (turn for turn in turns if isinstance(turn, dict) and turn.get("from", turn.get("role")) != "system")
+    human = (turn for turn in turns if isinstance(turn, dict) and turn.get("from", turn.get("role")) in _HUMAN)
     first = next(human, {})
     return {**item, "text": first.get("value", first.get("content"))}
 

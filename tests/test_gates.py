@@ -20,6 +20,8 @@ from raytune_eagle.model.trial import ServerFacts
 def test_right_server_passes_every_gate():
     """A real EAGLE3 server on an H200, with what was asked of it, passes all."""
     outcome = completed(100)
+    told = [row.model_copy(update={"latency_s": 9.0, "prompt_tokens": 5}) for row in outcome.requests]
+    outcome = outcome.model_copy(update={"requests": tuple(told)})
     log = READY + DECODE.format(1, 2.5, "True")
     whole = seen(log=log, outcome=outcome, args={"max-running-requests": 16, "mem-fraction-static": 0.5, "tp-size": 1})
     found = (*gates.before(whole), *gates.after(whole))

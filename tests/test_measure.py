@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -223,3 +224,22 @@ def test_events_survive_any_cut(size):
         got += data_lines(buffer, raw[start : start + size])
     assert got == [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]
     assert bytes(buffer) == b'data: {"c'
+
+
+def test_fillers_are_not_waited_for_once_all_is_decided(stub):
+    """One that never ends costs nothing at the last concurrency, and a slow answer's time before another."""
+    stub.act = lambda number, text: Act(tokens=12, pace_s=5.0 if number >= 4 + 2 * 8 else 0.002)
+    began = time.perf_counter()
+    result = run(stub, work(prompts=8, concurrency=(2,), precision=0.9, request_timeout_s=30.0))
+    assert time.perf_counter() - began < 3
+    assert result.measurements[0].failed_share == 0
+    late = [row for row in result.requests if row.repeat == FILLER]
+    assert late
+    assert all("not finished when the bench ended" in row.error for row in late)
+
+
+def test_fillers_that_fail_take_no_figures_along(stub):
+    """All passes are whole by then."""
+    stub.act = lambda number, text: Act(fail="status" if number >= 4 + 2 * 8 else "")
+    result = run(stub, work(prompts=8, concurrency=(2, 4), precision=0.9, max_failed_share=1.0))
+    assert result.measurements[0].failed_share == 0

@@ -62,7 +62,7 @@ def test_json_lines_survive_bom_crlf_and_blank_lines(tmp_path):
 def test_sharegpt_gives_the_first_human_turn(tmp_path):
     """A ShareGPT list becomes its first human turns, also after a system turn and under the newer key names."""
     talks = [
-        {"id": "t1", "conversations": [{"from": "human", "value": "Hello?"}, {"from": "gpt", "value": "Yes."}]},
+        {"id": "t1", "conversations": [{"from": "gpt", "value": "Hi."}, {"from": "human", "value": "Hello?"}]},
         {"conversations": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "And now?"}]},
     ]
     prompts = load_prompts(write(tmp_path / "talks.json", json.dumps(talks, indent=1)))

@@ -20,9 +20,11 @@ cuda_graph               warns    batches were decoded with graphs where those a
 nccl_path                warns    decoding goes through NCCL where its settings are tuned
 nccl_knobs               warns    NCCL says that it took each setting, and chooses as told (needs NCCL_DEBUG=INFO)
 context                  warns    prompts and answers fit the contexts of target and draft
-tokens                   warns    the server says how many tokens it sent; SGLang does, others may not (`standing`)
+tokens                   fails    the server counts its tokens (warns where it does not), and none that cannot be
 requests                 warns    no request failed
+passes                   warns    passes come one after the other and are long enough to say something
 stable                   warns    throughput is known as precisely as asked for; else the cause, where one is seen
+prefix_cache             warns    prompts are not known to the server from the pass before (`standing`)
 ======================== ======== ======================================================================================
 
 A gate *fails* a trial whose figures would be believed for what they are not: a draft that guesses nothing, or text that
@@ -34,9 +36,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from raytune_eagle.errors import GateError
-from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, Seen
+from raytune_eagle.gates.base import LEAST_ACCEPT_LEN, Seen, looked
 from raytune_eagle.gates.baseline import against, repetition
-from raytune_eagle.gates.bench import after, draft_that_guesses_nothing, uncounted
+from raytune_eagle.gates.bench import after, draft_that_guesses_nothing, prefix_cache
 from raytune_eagle.gates.nccl import on_path, took
 from raytune_eagle.gates.server import arguments, capacity, mistaken_draft
 from raytune_eagle.model.config import Config
@@ -48,12 +50,12 @@ __all__ = ["LEAST_ACCEPT_LEN", "Seen", "after", "before", "early", "enforce", "j
 
 def before(seen: Seen) -> tuple[Gate, ...]:
     """What can be known before a bench is spent."""
-    return (*arguments(seen), *capacity(seen), *on_path(seen), *took(seen))
+    return looked(seen, arguments, capacity, on_path, took)
 
 
 def standing(seen: Seen) -> tuple[Gate, ...]:
     """What can be said of a server that somebody else started, after a bench."""
-    return (*mistaken_draft(seen), *capacity(seen), *after(seen), repetition(seen.requests), *uncounted(seen.requests))
+    return (*looked(seen, mistaken_draft, capacity), *after(seen), repetition(seen.requests), *prefix_cache(seen))
 
 
 def early(config: Config) -> Callable[[Sequence[Request]], None]:

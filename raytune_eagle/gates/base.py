@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,6 +64,17 @@ class Seen:
         words = self.config.speculative.argv() if self.config.speculative else []
         speculative = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
         return {**self.config.args, **speculative, **self.config.tuned_args}
+
+
+def looked(seen: Seen, *looks: Callable[[Seen], Iterable[Gate]]) -> tuple[Gate, ...]:
+    """All that these say; what a server tells in an unknown shape takes neither the others nor the figures along."""
+    found: list[Gate] = []
+    for look in looks:
+        try:
+            found += look(seen)
+        except (TypeError, ValueError, LookupError, AttributeError) as exc:
+            found.append(unknown(look.__name__.strip("_"), f"the server tells it in a shape not known here: {exc!r}"))
+    return tuple(found)
 
 
 def passed(name: str) -> Gate:

@@ -115,7 +115,7 @@ def captured_batches(seen: Seen) -> list[int]:
         return []
     sizes = decode.get("bs") or seen.info.get("cuda_graph_bs") or []
     largest = decode.get("max_bs") or seen.info.get("cuda_graph_max_bs")
-    return list(sizes) or ([largest] if largest else [])
+    return [int(size) for size in sizes] or ([int(largest)] if largest else [])
 
 
 def capacity(seen: Seen) -> Iterator[Gate]:

@@ -1,0 +1,71 @@
+"""Gates on what a bench showed: figures that cannot be, benches too short to believe, servers of another shape."""
+
+from __future__ import annotations
+
+import pytest
+from made import completed
+from made_servers import DECODE, READY, detail, seen, verdicts
+
+from raytune_eagle import gates
+from raytune_eagle.model.measurement import Request
+
+LOG = READY + DECODE.format(1, 2.5, "True")
+
+
+def row(**values):
+    """An answer of 16 tokens in 8 rounds, in a bench of 10 seconds."""
+    like = {"concurrency": 1, "repeat": 0, "prompt_id": "p", "category": "c", "started_s": 0.0, "latency_s": 10.0}
+    return Request(**(like | {"prompt_tokens": 5, "completion_tokens": 16, "verify_rounds": 8} | values))
+
+
+def after(*rows, **server):
+    """What is said of these answers."""
+    outcome = completed(100).model_copy(update={"requests": rows})
+    return gates.after(seen(log=LOG, outcome=outcome, **server))
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict", "words"),
+    [
+        ({}, "passed", ""),
+        ({"completion_tokens": 257, "verify_rounds": 200}, "failed", "1 of 2 answers have more tokens than asked for"),
+        ({"completion_tokens": 130}, "failed", "130 in 8 verify rounds of at most 16"),
+        ({"completion_tokens": 129}, "passed", ""),  # 8 rounds of 16, and the prefill's
+        ({"completion_tokens": 257, "error": "timed out"}, "passed", ""),
+        ({"prompt_tokens": 0}, "warning", "gives no usage"),
+    ],
+)
+def test_tokens_that_cannot_have_been_sent(values, verdict, words):
+    """A server's own count is believed as far as it can be true; figures of more are nobody's."""
+    found = after(row(), row(**values))
+    assert verdicts(found)["tokens"] == verdict
+    assert words in detail(found, "tokens")
+
+
+def test_a_bench_too_short_or_with_fewer_prompts_than_streams_is_told():
+    """Its passes agree by being one moment."""
+    assert verdicts(after(row()))["passes"] == "passed"
+    short = after(row(latency_s=0.4))
+    assert verdicts(short)["passes"] == "warning"
+    assert "all passes at 1 took 0.4 s" in detail(short, "passes")
+    many = seen(log=LOG, outcome=completed(100, (1, 64)), streams=64)
+    assert "prompts are fewer than the 64 streams" in detail(gates.after(many), "passes")
+
+
+@pytest.mark.parametrize(
+    "info", [{"cuda_graph_bs": "abc", "cuda_graph_config": None}, {"cuda_graph_config": {"decode": {"bs": 5}}}]
+)
+def test_a_server_that_tells_in_another_shape_takes_no_figures_along(info):
+    """One gate says that it could not look; the others say what they say."""
+    whole = seen(log="", info=info, outcome=completed(100))
+    found = verdicts((*gates.before(whole), *gates.after(whole)))
+    assert found["capacity"] == "unknown"
+    assert found["algorithm"] == "passed"
+    assert found["stable"] == "passed"
+
+
+@pytest.mark.parametrize(("off", "told"), [(False, True), (True, False), (None, False)])
+def test_a_prefix_cache_is_told_to_who_benches_a_running_server(off, told):
+    """Times to first token are then those of prompts that the server knows."""
+    found = gates.standing(seen(log=LOG, info={"disable_radix_cache": off}, outcome=completed(100)))
+    assert ("prefix_cache" in verdicts(found)) == told
