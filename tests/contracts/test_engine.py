@@ -173,3 +173,19 @@ def test_tree_that_is_too_small_is_a_launch_error(base, engine, tmp_path):
 def command_lines():
     """Of all processes that we may look at."""
     return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+
+
+@pytest.mark.sglang
+@pytest.mark.alone
+def test_two_ranks_meet_in_a_private_file_and_one_killed_ends_both(engine, temporary):
+    """Tensor-parallel size 2 over gloo: right answers, nothing listens but on loopback, and nothing is left."""
+    two = {"args": {**REAL.args, "tp-size": 2}, "env": {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}}  # one machine, two ranks
+    with engine.serve(job(REAL.model_copy(update=two), 3, 1, 4), ignore) as server:
+        assert generate(server)["meta_info"]["spec_verify_ct"] < 20, "2.3 tokens a round: the ranks agree"
+        processes = processes_at(server)
+        assert sum("sglang::scheduler" in " ".join(each.cmdline()) for each in processes) == 2
+        assert addresses(processes) == {"127.0.0.1"}
+        kill_a_scheduler(server, processes)
+    assert living(processes) == []
+    assert secret_files() == set()
+    assert list(temporary.iterdir()) == []
