@@ -8,6 +8,7 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
+from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from raytune_eagle.model.workload import Workload
 from raytune_eagle.ports import Progress
 
 _ASK_S = 10.0
+_STRAIGHT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Past any proxy, as the load goes."""
 _INFO = ("/server_info", "/get_server_info")
 """The second before SGLang 0.5.16."""
 _MODELS = "/v1/models"
@@ -105,7 +108,8 @@ def connect(address: str, key: str = "") -> Running:
     url = _TAIL.sub("", address if "://" in address else f"http://{address}")
     if urllib.parse.urlsplit(url).scheme not in {"http", "https"} or "?" in url:
         raise SpecError(f"{address}: give http://HOST:PORT or https://…, without a question mark and what follows it")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    url, user = _user(url)
+    headers = {"Authorization": f"Bearer {key}" if key else user} if key or user else {}
     info = next((found for path in _INFO if (found := _ask(url + path, headers)) is not None), None)
     models = (_ask(url + _MODELS, headers) or {}).get("data")
     models = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
@@ -120,10 +124,19 @@ def connect(address: str, key: str = "") -> Running:
     return Running(url, headers, ServerFacts(), str(models[0]["id"]), sglang=False)
 
 
+def _user(url: str) -> tuple[str, str]:
+    """The address without ``USER:PASSWORD@``, and what that is as a header; empty where there is none."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.username is None:
+        return url, ""
+    pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), f"Basic {b64encode(pair.encode()).decode()}"
+
+
 def _ask(url: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
     """A JSON object; None where there is no such page, or one for people."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=_ASK_S) as response:  # noqa: S310 - the user's address
+        with _STRAIGHT.open(urllib.request.Request(url, headers=dict(headers)), timeout=_ASK_S) as response:  # noqa: S310 - the user's address
             text = response.read()
             found = json.loads(text) if text.lstrip()[:1] in {b"{", b"["} else None
     except urllib.error.HTTPError as exc:

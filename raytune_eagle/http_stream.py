@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from time import perf_counter
 from typing import cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import httptools
 
@@ -31,7 +30,7 @@ class Connections:
     """Connections to one server, kept for the next request; of one event loop.
 
     Args:
-        url: ``http://`` or ``https://``, with or without a user and a path in front of those of `post`.
+        url: ``http://`` or ``https://``, with or without a path in front of those of `post`.
         headers: go with each request.
     """
 
@@ -40,10 +39,7 @@ class Connections:
         self._host, self._path = parts.hostname or "", parts.path
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
-        lines = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/json", **headers}
-        if parts.username is not None:
-            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            lines["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+        lines = {"Host": parts.netloc, "Content-Type": "application/json", **headers}
         self._lines = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._idle: list[_Connection] = []
 

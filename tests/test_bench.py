@@ -81,6 +81,15 @@ def test_address_is_taken_as_it_is_pasted(path):
         assert connect(server.url.removeprefix("http://") + path).url == server.url
 
 
+def test_a_user_in_the_address_and_no_proxy(monkeypatch):
+    """It is asked with that user's password, first and under load; a proxy of the shell is in nobody's way."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with OpenAI().running() as server:
+        found = connect(server.url.replace("://", "://me:pa%40ss@"))
+    assert found.url == server.url
+    assert found.headers == {"Authorization": "Basic bWU6cGFAc3M="}
+
+
 @pytest.mark.parametrize("counts", [True, False])
 def test_openai_server_is_measured(counts):
     """Tokens are the server's own count, by chunk or else spread over them; no field of speculation is made up."""
