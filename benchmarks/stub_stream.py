@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import time
@@ -33,12 +34,13 @@ class Counter:
         await request.read()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        begun = time.perf_counter()
-        for number, chunk in enumerate(self.chunks, 1):
-            await response.write(chunk)
-            self.sent += 1
-            await asyncio.sleep(max(0.0, begun + number * self.pace - time.perf_counter()))
-        await response.write(b"data: [DONE]\n\n")
+        with contextlib.suppress(ConnectionResetError):  # a client that has heard enough hangs up
+            begun = time.perf_counter()
+            for number, chunk in enumerate(self.chunks, 1):
+                await response.write(chunk)
+                self.sent += 1
+                await asyncio.sleep(max(0.0, begun + number * self.pace - time.perf_counter()))
+            await response.write(b"data: [DONE]\n\n")
         return response
 
     async def other(self, _request: web.Request) -> web.Response:

@@ -193,9 +193,9 @@ def test_killed_guard_is_noticed_and_swept():
         members = family(one.guard_pid, 4)
         os.kill(one.guard_pid, signal.SIGKILL)
         assert one.wait(3) == -signal.SIGKILL
-        survivors = {each.pid for each in await_end(members, 0.3)}
-        assert survivors, "else there would be nothing to sweep"
-        assert survivors <= set(sweep())
+        survivors = await_end(members, 0.3)
+        found = set(sweep())  # a test beside this one may sweep as well, and be first
+        assert living([each for each in survivors if each.pid not in found]) == []
         assert await_end(members) == []
         assert bystander.poll() is None
         assert bystander.pid in marked()
@@ -212,7 +212,7 @@ def test_orphans_without_their_environment_are_swept_by_their_session():
         assert one.wait(3) == -signal.SIGKILL
         assert children[0].pid not in marked(), "else it would be found anyway"
         assert living(children) == children
-        assert sweep() == [children[0].pid]
+        assert set(sweep()) <= {children[0].pid}, "a test beside this one may sweep as well, and be first"
         assert await_end(children) == []
         assert sweep() == []
 
