@@ -115,13 +115,14 @@ def _context(seen: Seen) -> Iterator[Gate]:
 def _tokens(seen: Seen) -> Iterator[Gate]:
     """Whether the server counts its tokens (`Request.prompt_tokens` is 0 where it does not), and can have sent as many.
 
-    A verify round gives at most the drafted path and one token more, and the first token of an answer is the prefill's.
+    A verify round gives at most the drafted path and one token more, the first token of an answer is the prefill's, and
+    the last round may go beyond what was asked for (SGLang cuts that off since it has ``finished_len``).
     """
     rows = [row for row in seen.requests if row.error is None]
     most, steps = seen.number("speculative_num_draft_tokens"), seen.number("speculative_num_steps")
     each = max(most, (steps or 0) + 1) if seen.config.speculative and most else None
     asked = seen.workload.max_new_tokens
-    over = [row for row in rows if row.completion_tokens > asked]
+    over = [row for row in rows if row.completion_tokens > asked + (each or 0)]
     fast = [row for row in rows if each and row.verify_rounds and row.completion_tokens > row.verify_rounds * each + 1]
     if over:
         longest = max(row.completion_tokens for row in over)
