@@ -38,9 +38,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Without Ray, SGLang, Chromium and tests marked slow. Three at once on two cores: they wait for servers half of the time.
+# Without Ray, SGLang, Chromium and tests marked slow or alone. Three at once on two cores: they wait for servers half of the time.
 test-fast: setup
-	$(BIN)/python -m pytest -m "not lab and not ray and not sglang and not browser and not slow" --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest -m "not lab and not ray and not sglang and not browser and not alone and not slow" --numprocesses 3 --dist loadfile
 
 # What the browser tests drive: Debian's Chromium, where there is none yet (half a minute, as root).
 browser:
@@ -51,7 +51,7 @@ browser:
 # What owns the whole machine (Ray, a browser) or looks at all of it runs alone; all else on two cores at once: first what
 # starts no SGLang, then what does, each of which is a start of 15 s on one core.
 test: lint browser
-	$(BIN)/python -m pytest -m "not lab and not ray and not sglang and not browser" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not lab and not ray and not sglang and not browser and not alone" --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest -m "sglang and not ray and not alone" --numprocesses 2
 	$(BIN)/python -m pytest -m "ray or browser or alone"
 

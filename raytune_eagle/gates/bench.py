@@ -116,7 +116,7 @@ def _tokens(seen: Seen) -> Iterator[Gate]:
     """Whether the server counts its tokens (`Request.prompt_tokens` is 0 where it does not), and can have sent as many.
 
     A verify round gives at most the drafted path and one token more, the first token of an answer is the prefill's, and
-    the last round may go beyond what was asked for (SGLang cuts that off since it has ``finished_len``).
+    the last round may go beyond what was asked for (0.5.20 cuts that off: ``finished_len``, batch_result_processor.py).
     """
     rows = [row for row in seen.requests if row.error is None]
     most, steps = seen.number("speculative_num_draft_tokens"), seen.number("speculative_num_steps")

@@ -171,9 +171,9 @@ def trtllm_mha_takes_chains_only(launch: Launch) -> str | None:
 def mla_backends_take_chains_only(launch: Launch) -> str | None:
     """The multi-step draft backends of the MLA kernels raise "only supports topk=1" (0.5.16-0.5.23).
 
-    flashinfer_mla_backend.py:1177, flashmla_backend.py:594, draft_utils.py; built only for more than one step. With an
-    MLA target on flashinfer the verify step ignores the tree mask ("TODO: Support topk > 1 with custom mask"), with
-    any draft. Not seen by SGLang's own resolution.
+    flashinfer_mla_backend.py:1177, flashmla_backend.py:594, draft_utils.py; built only for more than one step. With
+    an MLA target on flashinfer the verify step ignores the tree mask (its source calls that open work), with any
+    draft. Not seen by SGLang's own resolution.
     """
     if launch.topk <= 1 or launch.speculative is None:
         return None
