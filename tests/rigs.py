@@ -1,6 +1,8 @@
 """A fleet of two nodes of each kind, with the fake server behind it."""
 
+import json
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -43,12 +45,26 @@ def simulated(node, work):
     return Answer(failed("tree_too_small") if too_small else completed(100), 30.0)
 
 
-def fake_servers():
-    """Processes that run the fake server, and their guards, in our own pid namespace: not those of a lab's hosts."""
-    found = [(p, p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]) if _is_ours(p.pid)]
-    running = [(process, words) for process, words in found if str(FAKE) in words]
-    guards = [pair for pair in running if any(word.endswith("guard.py") for word in pair[1])]
-    return [process for process, words in running if (process, words) not in guards], guards
+def fake_servers(owner=None):
+    """The fake servers that run in our own pid namespace (not those of a lab's hosts), each with the pid of its owner.
+
+    Another test may run some beside: with `owner`, only what guards of this process guard.
+    """
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(FAKE) not in words or not _is_guard(words) or not _is_ours(process.pid):
+            continue
+        owned_by = json.loads(next(word for word in words if word.startswith("{")))["owner"]
+        if owner in (None, owned_by):
+            with suppress(psutil.NoSuchProcess):
+                found += [(server, owned_by) for server in process.children() if not _is_guard(server.cmdline())]
+    return found
+
+
+def _is_guard(words):
+    """It forks twice, and its command has its command line until it is executed."""
+    return any(word.endswith("guard.py") for word in words)
 
 
 def _is_ours(pid):

@@ -121,24 +121,24 @@ def owner_process(tmp_path):
 def test_owner_that_nobody_asks_ends_with_its_server(owner_process):
     """After grace_s without a call, owner and server are gone by themselves."""
     _, owner = owner_process
-    _, alive = psutil.wait_procs([owner, *_servers()], timeout=20)
+    _, alive = psutil.wait_procs([owner, *_servers(owner)], timeout=20)
     assert alive == []
 
 
 def test_owner_dies_with_its_parent(owner_process):
     """The parent (Ray's raylet) is killed: owner and server are gone at once, whoever inherits the orphan."""
     parent, owner = owner_process
-    servers = _servers()
+    servers = _servers(owner)
     parent.kill()
     _, alive = psutil.wait_procs([owner, *servers], timeout=2)
     assert alive == []
 
 
-def _servers():
-    """The fake servers that run; waits for the first."""
+def _servers(owner):
+    """The fake servers of this owner; waits for the first."""
     deadline = time.monotonic() + 6
     while time.monotonic() < deadline:
-        if found := fake_servers()[0]:
-            return found
+        if found := fake_servers(owner.pid):
+            return [server for server, _ in found]
         time.sleep(0.02)
     raise AssertionError("no server")

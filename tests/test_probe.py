@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import duckdb
@@ -49,14 +50,28 @@ def command(tmp_path, tree, *words, fake=False, interrupt_at=None):
     with subprocess.Popen(argv, env=env, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
         if interrupt_at:
             next(line for line in process.stderr if interrupt_at in line)
+            await_running(tmp_path)
             process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
     return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
 
-def running():
-    """Processes of the program that times, on this machine and of this checkout."""
-    return [each for each in psutil.process_iter(["cmdline"]) if str(PROGRAM) in (each.info["cmdline"] or [])]
+def running(folder):
+    """Processes of the program that times, of a command with this folder: another test may run some beside."""
+    found = []
+    for each in psutil.process_iter(["cmdline"]):
+        with suppress(psutil.Error):
+            if str(PROGRAM) in (each.info["cmdline"] or []) and each.environ()["TMPDIR"].startswith(str(folder)):
+                found.append(each)
+    return found
+
+
+def await_running(folder):
+    """Until some run."""
+    deadline = time.monotonic() + 20
+    while not running(folder):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def rows(tmp_path):
@@ -110,13 +125,13 @@ def probed(tmp_path_factory):
     by_env = {}
     for row in rows(folder):
         by_env.setdefault(" ".join(f"{name}={value}" for name, value in dict(row["env"]).items()), []).append(row)
-    return done, by_env
+    return done, by_env, folder
 
 
 @pytest.mark.slow
 def test_every_environment_is_timed_at_every_size(probed):
     """NCCL is timed in CUDA graphs, with what it says it took; Simple costs what it costs."""
-    _, by_env = probed
+    _, by_env, _ = probed
     default, simple = by_env[""], by_env["NCCL_PROTO=Simple"]
     assert {(row["backend"], row["samples"], row["chosen"]) for row in default} == {("nccl", 40, "RING LL 8")}
     assert {row["chosen"] for row in simple} == {"RING SIMPLE 8"}
@@ -135,7 +150,7 @@ def test_every_environment_is_timed_at_every_size(probed):
 )
 def test_what_goes_wrong_is_classified(probed, environment, error):
     """A wrong sum, a hang, a refusal and a dead rank each have their own words, no time, and a place in the table."""
-    done, by_env = probed
+    done, by_env, _ = probed
     assert {row["p50_us"] for row in by_env[environment]} == {None}
     assert {row["error"][: len(error)] for row in by_env[environment]} == {error}
     assert error[:30] in " ".join(done.stderr.split())
@@ -143,8 +158,8 @@ def test_what_goes_wrong_is_classified(probed, environment, error):
 
 def test_nothing_is_left_of_what_hung(probed):
     """No process of the program outlives the command."""
-    assert probed
-    assert not running()
+    *_, folder = probed
+    assert not running(folder)
 
 
 @pytest.mark.slow
@@ -189,7 +204,7 @@ def test_an_interrupted_probe_keeps_what_it_has(tmp_path):
     done = command(tmp_path, tree, "--limit", "100", fake=True, interrupt_at="default")
     assert done.returncode == 130, done.stderr
     assert {len(dict(row["env"])) for row in rows(tmp_path)} == {0}
-    assert not running()
+    assert not running(tmp_path)
     assert not list((tmp_path / "tmp").iterdir())
 
 

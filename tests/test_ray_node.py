@@ -91,10 +91,8 @@ def _await_server():
     """The fake server, and the process that owns it: its guard was told whose death to watch."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        servers, guards = fake_servers()
-        if guards and servers:
-            options = json.loads(next(word for word in guards[0][1] if word.startswith("{")))
-            return servers[0], psutil.Process(options["owner"])
+        for server, owner in fake_servers():
+            return server, psutil.Process(owner)
         time.sleep(0.1)
     raise AssertionError("no server started")
 
