@@ -52,6 +52,7 @@ def test_nothing_is_told_where_nothing_was_measured_whole(records, trials):
     assert Lessons(2, trials[1:3], Reference(records)).of(trials[2]) == []
 
 
+@pytest.mark.slow
 def test_a_night_does_not_launch_the_hopeless_again_and_again(records, trials):
     """Every trial but the first was without CUDA graphs, and 5 to 7 times slower: from the fourth on, none would be."""
     settings = "cuda_graph_backend_decode"

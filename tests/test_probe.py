@@ -139,6 +139,7 @@ def test_every_environment_is_timed_at_every_size(probed):
     assert differences == pytest.approx([15] * len(default))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "error"),
     [
@@ -156,6 +157,7 @@ def test_what_goes_wrong_is_classified(probed, environment, error):
     assert error[:30] in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_what_hung(probed):
     """No process of the program outlives the command."""
     *_, folder = probed

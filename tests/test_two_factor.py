@@ -172,6 +172,7 @@ def test_costly_launches_wait():
     assert {choice.params["NCCL_PROTO"] for choice in study.sampler.choices(study, 10)} == {"Simple"}
 
 
+@pytest.mark.slow
 def test_every_point_once():
     """A space of 12 points is launched whole, none twice, and then it has nothing to say."""
     space = {"num_steps": IntDistribution(1, 6), "eagle_topk": CategoricalDistribution((1,))}
