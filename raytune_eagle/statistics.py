@@ -73,6 +73,12 @@ class LaunchNoise(NamedTuple):
         return t_975(self.freedom) * math.sqrt(self.variance * (1 / launches + 1 / others))
 
 
+def degrees_of_freedom(logs: Array) -> int:
+    """Of what is left of a table of shape (configurations, rounds), less what a row or, of several, a column shares."""
+    rows, columns = logs.shape
+    return max(1, rows - 1) * (columns - 1) if rows and columns else 0
+
+
 def launch_noise(tables: Iterable[tuple[Array, Array]], *, alike: bool = True) -> LaunchNoise:
     """What launches differ by beyond their passes.
 
@@ -89,11 +95,9 @@ def launch_noise(tables: Iterable[tuple[Array, Array]], *, alike: bool = True) -
     """
     total, own = 0.0, 0
     for logs, variances in tables:
-        rows, columns = logs.shape
-        freedom = max(1, rows - 1) * (columns - 1)
-        if freedom > 0:
+        if freedom := degrees_of_freedom(logs):
             rest = logs - logs.mean(1, keepdims=True)
-            rest = rest - rest.mean(0) if rows > 1 else rest
+            rest = rest - rest.mean(0) if len(rest) > 1 else rest
             total += max(0.0, float((rest**2).sum()) - freedom * float(variances.mean()))
             own += freedom
     weighed = LaunchNoise((_LAUNCH_FREEDOM * LAUNCH_NOISE**2 + total) / (_LAUNCH_FREEDOM + own), _LAUNCH_FREEDOM + own)

@@ -12,7 +12,7 @@ from raytune_eagle.figures import Array
 from raytune_eagle.model.measurement import Measurement
 from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.ranking import confirming, measurement
-from raytune_eagle.statistics import LaunchNoise, launch_noise, log_variance
+from raytune_eagle.statistics import LaunchNoise, degrees_of_freedom, launch_noise, log_variance
 
 Rounds = dict[tuple[str, int], dict[str, Measurement]]
 """By node and number: the first launch of each point there is of round 0, the second of round 1."""
@@ -39,7 +39,7 @@ def between_launches(records: Sequence[TrialRecord], concurrency: int) -> Launch
 
 
 def _freedom(tables: Sequence[tuple[Array, Array]]) -> int:
-    return sum((logs.shape[0] - 1) * max(0, logs.shape[1] - 1) for logs, _ in tables)
+    return sum(degrees_of_freedom(logs) for logs, _ in tables)
 
 
 def _rounds(records: Sequence[TrialRecord], kind: str, concurrency: int) -> Rounds:
