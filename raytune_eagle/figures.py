@@ -1,11 +1,13 @@
 """What the rows of a bench add up to: figures, without a word on how sure they are (see `raytune_eagle.statistics`).
 
-Rows that failed, and rows with a negative `repeat` (the warm-up and the fillers), count nowhere.
+Rows with a negative `repeat` (the warm-up and the fillers) count nowhere; rows that failed, as time alone (`charged`).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,29 @@ class CategorySummary(Value):
 def counted(requests: Iterable[Request]) -> list[Request]:
     """The rows that figures are made of: answered, and of a pass (not the warm-up, not a filler)."""
     return [row for row in requests if row.repeat >= 0 and row.error is None]
+
+
+def charged(requests: Iterable[Request]) -> list[Request]:
+    """The rows that a throughput is made of: those counted, and what failed of a pass as an answer without a token.
+
+    A failed request held its stream, so its seconds count; and as many as a good answer to its prompt took, at the
+    least, or a server that refuses its long prompts at once would be the faster for it.
+    """
+    rows = [row for row in requests if row.repeat >= 0]
+    good = [row for row in rows if row.error is None]
+    if len(good) == len(rows) or not good:
+        return good
+    seconds = defaultdict[str, list[float]](list)
+    for row in good:
+        seconds[row.prompt_id].append(row.latency_s)
+    usual = fmean(row.latency_s for row in good)
+
+    def charge(row: Request) -> Request:
+        least = fmean(seconds[row.prompt_id]) if row.prompt_id in seconds else usual
+        nothing = {"error": None, "completion_tokens": 0, "verify_rounds": None}
+        return row.model_copy(update={**nothing, "latency_s": max(row.latency_s, least)})
+
+    return [row if row.error is None else charge(row) for row in rows]
 
 
 def by_category(requests: Iterable[Request]) -> tuple[CategorySummary, ...]:

@@ -122,6 +122,7 @@ class _Bench:
         began = perf_counter()
         try:
             await self._drive(level)
+            figures = level.measurement()
         except TrialError as error:
             error.requests = (*self._rows, *level.rows())
             raise
@@ -131,7 +132,7 @@ class _Bench:
         self._warmup_s += warmup_s
         self._bench_s += perf_counter() - began - warmup_s
         self._hopeless = level.hopeless
-        return level.measurement()
+        return figures
 
     async def _drive(self, level: Level) -> None:
         """Run the streams, with an eye on the server; when one of them raises, all end."""

@@ -162,8 +162,10 @@ class Level:
         return rows
 
     def measurement(self) -> Measurement:
-        """The figures of the passes; only when the level is decided."""
+        """The figures of the passes; only when the level is decided. Raises `BenchError` where no token came."""
         known = self._decided or Interval(0.0, 0.0, 0.0)
+        if not known.value:
+            raise BenchError("requests_failed", f"not one token came at concurrency {self.concurrency}")
         streams = [stream for place, stream in enumerate(self._streams) if place not in self._cut]
         sent = [stream for stream in streams if 0 <= stream.repeat < self._passes]
         return summarise(sent, known, self._workload.precision)
@@ -185,7 +187,7 @@ def summarise(streams: Sequence[Stream], known: Interval, precision: float) -> M
         output_throughput=known.value,
         ci_low=known.low,
         ci_high=known.high,
-        stable=known.value > 0 and known.half_width <= precision,
+        stable=known.half_width <= precision,
         completion_tokens=tokens,
         accept_len=accept_len(rows),
         accept_rate=float(drafts[0] / drafts[1]) if drafts[1] else None,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.figures import accept_len, counted
+from raytune_eagle.figures import accept_len, charged
 from raytune_eagle.model.measurement import Measurement, Request
 from raytune_eagle.model.trial import Completed, TrialRecord
 from raytune_eagle.outcomes import violations
@@ -69,8 +69,10 @@ def _remixed(record: TrialRecord, mix: Mapping[str, float]) -> TrialRecord:
 
 
 def _weighted(requests: Sequence[Request], mix: Mapping[str, float]) -> list[Request]:
-    """Counted requests of the mix, their tokens, rounds and seconds times what their category weighs."""
-    rows = [row for row in counted(requests) if row.category in mix]
+    """Charged requests of the mix, their tokens, rounds and seconds times what their category weighs."""
+    levels = {row.concurrency for row in requests}
+    rows = [row for level in sorted(levels) for row in charged(r for r in requests if r.concurrency == level)]
+    rows = [row for row in rows if row.category in mix]
     of = Counter((row.concurrency, row.category) for row in rows)
     whole = Counter(row.concurrency for row in rows)
     found = []

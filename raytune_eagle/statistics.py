@@ -3,9 +3,9 @@
 Throughput is `concurrency` × tokens / stream seconds over the requests in question: every counted request ran beside
 `concurrency` - 1 others from its first to its last moment (see `raytune_eagle.measure`), so this is the rate of a
 server that is kept that busy (Little's law). Unlike tokens by wall clock it has no ramp and no tail in it, and it can
-be told of any part of the requests: a pass, a category, a resample.
+be told of any part of the requests: a pass, a category, a resample. A request that failed is one of no token.
 
-Only counted rows matter (see `raytune_eagle.figures.counted`).
+Only rows of passes matter (see `raytune_eagle.figures.charged`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from raytune_eagle.figures import Array, counted
+from raytune_eagle.figures import Array, charged, counted
 from raytune_eagle.model import Value
 from raytune_eagle.model.measurement import Measurement, Request
 
 DRAWS = 1000
 """Resamples per bootstrap: the standard error of their spread is 2 % of it, far less than the spread of the passes."""
 
-_CAUTION = 1.05
-"""Keeps comparisons of equals at 4 % false alarms, so that a few hundred of them stay below 6 % by more than luck."""
+_CAUTION = 1.1
+"""Keeps comparisons of equals at 3 % false alarms where passes are as many on either side, and, with the floor below,
+below 6 % where either side stopped when its passes agreed."""
 
 LAUNCH_NOISE = 0.02
 """What two launches of one configuration differ by beyond what their passes show, as a standard deviation of the log,
@@ -33,7 +34,7 @@ until repeated launches say otherwise: memory lies elsewhere, kernels are chosen
 Plain decoding of a 7 B model on 2 and 4 H200s differed by 0.2 to 4 % (results/study=random7b-…), its speculative points
 by 3 to 22 %, and a 135 M model, whose cycle is the host's, by 5 to 28 %."""
 _LAUNCH_FREEDOM = 4
-"""How many degrees of freedom that expectation weighs as much as."""
+"""Degrees of freedom that this expectation is worth while no launch was repeated; beside launches that were, one."""
 _SPEAKS = 2
 """Degrees of freedom from which launches may stand alone."""
 
@@ -42,6 +43,9 @@ _PASS_NOISE = 0.015
 then a bench stops; so no interval is narrower than passes that differ by so much would make it (on one H200 it was 1 to
 5 %). At a precision of 2 % the second pass is therefore never the last. Of benches at a noise of 3 % that stop at 2 %,
 88 % held the truth without this, 91 % with it."""
+_PASS_NOISE_COMPARED = 0.025
+"""The same where two benches are compared, since either may have stopped by luck: at a noise of 3 % and a precision of
+2 % then 5 % of equals are called different, and 7 % were with the floor of a single bench (4,000 made pairs)."""
 
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -88,10 +92,11 @@ def launch_noise(tables: Iterable[tuple[Array, Array]], *, alike: bool = True) -
             (the hour, the node) is taken out; a single configuration's launches are taken as they are.
         alike: whether a configuration's launches were the same but for chance: the same prompts, beside the same.
 
-    Few launches say little, so they are weighed together with `LAUNCH_NOISE`; but where they differ by more, an
-    expectation must not talk that down: from two degrees of freedom on, launches that are alike stand alone if that is
-    the wider interval. Of two rounds of 3 or 5 equals with noise of 20 % then 5 % are told apart, and 27 and 17 % were
-    by the weighed figure (3,000 each).
+    Few launches say little, so they are weighed together with `LAUNCH_NOISE`, which must not talk down what they do
+    say: it weighs as one launch more. (As four, 15 to 30 % of equals were told apart where one to three points had
+    been launched twice and launches differ by 10 %; now 6 to 11 %, at 5 % of noise 2 to 8 %.) From two degrees of
+    freedom on, launches that are alike stand alone if that is the wider interval: of two rounds of 3 or 5 equals then
+    5 % are told apart. 20,000 made rounds each.
     """
     total, own = 0.0, 0
     for logs, variances in tables:
@@ -100,7 +105,8 @@ def launch_noise(tables: Iterable[tuple[Array, Array]], *, alike: bool = True) -
             rest = rest - rest.mean(0) if len(rest) > 1 else rest
             total += max(0.0, float((rest**2).sum()) - freedom * float(variances.mean()))
             own += freedom
-    weighed = LaunchNoise((_LAUNCH_FREEDOM * LAUNCH_NOISE**2 + total) / (_LAUNCH_FREEDOM + own), _LAUNCH_FREEDOM + own)
+    expected = 1 if own else _LAUNCH_FREEDOM
+    weighed = LaunchNoise((expected * LAUNCH_NOISE**2 + total) / (expected + own), expected + own)
     alone = [LaunchNoise(total / own, own)] if alike and own >= _SPEAKS else []
     return max([weighed, *alone], key=lambda noise: noise.half_width(1, 1))
 
@@ -197,19 +203,19 @@ def _variance_of_cells(table: Table) -> float:
 
 
 def throughput(requests: Iterable[Request], concurrency: int, seed: int = 0) -> Interval:
-    """Tokens per second of the counted rows, all of them at `concurrency`, with a 95 % bootstrap interval.
+    """Tokens per second of the charged rows, all of them at `concurrency`, with a 95 % bootstrap interval.
 
     Whole passes are resampled: two requests of one pass share the clocks, the neighbours and the drift of their time,
     so that they are no two witnesses. The prompts stay as they are, each pass being over all of them: how prompts
     differ from each other is no doubt about the speed on this set (and no number of passes would take it away).
     Their spread comes in where configurations are compared (`compare`), and here with a single pass, where nothing
     else is known: then prompts are resampled. The interval is log-symmetric, its width the bootstrap's standard error
-    times Student's t for the passes, since 2 to 8 of them are too few for percentiles. (0, 0, 0) without rows.
+    times Student's t for the passes, since 2 to 8 of them are too few for percentiles. (0, 0, 0) without a token.
     """
-    table = tabulate(requests)
-    if not table.passes:
+    table = tabulate(charged(requests))
+    if not table.tokens.sum():
         return Interval(0.0, 0.0, 0.0)
-    least = _floor(1 / table.passes)
+    least = _floor(_PASS_NOISE, 1 / table.passes)
     if table.passes == 1:
         table = Table(table.tokens.T, table.seconds.T, table.prompts)
     value = concurrency * float(table.tokens.sum() / table.seconds.sum())
@@ -224,7 +230,7 @@ Launches = Sequence[Sequence[Request]]
 
 
 def compare(a: Sequence[Request], b: Sequence[Request], seed: int = 0) -> Ratio:
-    """Throughput of `a` over throughput of `b`, on the prompts that both answered, with a 95 % bootstrap interval.
+    """Throughput of `a` over throughput of `b`, on the prompts that both were sent, with a 95 % bootstrap interval.
 
     Two things are resampled, and their variances added: the passes of `a` and of `b`, each on their own; and the
     prompts, the same draw for both sides, so that what is common to both (a long prompt is long for both) cancels and
@@ -235,14 +241,14 @@ def compare(a: Sequence[Request], b: Sequence[Request], seed: int = 0) -> Ratio:
     Seeing a true 5 % at a pass-to-pass noise of 3 % nine times in ten takes 12 passes on either side.
 
     Raises:
-        ValueError: a side holds no counted row, no output token or more than one concurrency, or they share no prompt.
+        ValueError: a side holds no answer, no output token or more than one concurrency, or they share no prompt.
     """
     return compare_launches([a], [b], seed)
 
 
 def compare_launches(a: Launches, b: Launches, seed: int = 0) -> Ratio:
     """As `compare`, for the requests of several launches on a side: their passes are added to one another."""
-    left, right = tabulate(*a), tabulate(*b)
+    left, right = (tabulate(*map(charged, side)) for side in (a, b))
     common = sorted(set(left.prompts) & set(right.prompts))
     if not common:
         raise ValueError("the two sides have no answered prompt in common")
@@ -264,9 +270,9 @@ def _log_total(table: Table, launches: Launches) -> float:
     return float(np.log(levels.pop() * table.tokens.sum() / table.seconds.sum()))
 
 
-def _floor(passes: float) -> float:
+def _floor(noise: float, passes: float) -> float:
     """Least half-width of the 95 % interval of a log; `passes` is the sum of 1 / passes over the sides."""
-    return 1.96 * _PASS_NOISE * float(passes**0.5)
+    return 1.96 * noise * float(passes**0.5)
 
 
 def _margin(left: Table, right: Table, rng: np.random.Generator) -> float:
@@ -278,7 +284,7 @@ def _margin(left: Table, right: Table, rng: np.random.Generator) -> float:
         sides = [_log_speed(draws @ side.tokens.sum(0), draws @ side.seconds.sum(0)) for side in (left, right)]
         known = _variance_of_cells(left) + _variance_of_cells(right)  # it is in the variance of the passes already
         parts.append((max(0.0, _variance(sides[0] - sides[1], units) - known), units - 1))
-    least = _floor(1 / left.passes + 1 / right.passes)
+    least = _floor(_PASS_NOISE_COMPARED, 1 / left.passes + 1 / right.passes)
     total = sum(variance for variance, _ in parts)
     if not total:
         return least

@@ -31,7 +31,7 @@ def stub():
     ],
 )
 def test_each_failure_is_a_row_that_says_what_happened(stub, fail, said):
-    """A request that fails is a row with its reason and without a hash; the others count as if it were not there."""
+    """A request that fails is a row with its reason and without a hash; its tokens count nowhere."""
     stub.act = lambda number, text: Act(fail=fail if number == 6 else "")
     result = run(stub, work(max_failed_share=0.2, request_timeout_s=0.5))
     (failed,) = [row for row in result.requests if row.error]
@@ -50,6 +50,14 @@ def test_too_many_failures_end_the_bench_early(stub):
     assert "; the server reported an error" in error.detail
     assert len(error.requests) == len(stub.bodies) < 20
     assert sum(row.error is not None for row in error.requests) == 5
+
+
+def test_a_bench_without_a_token_is_no_figure(stub):
+    """Where all may fail and all do, the bench fails, with its rows; 0 tokens per second would be read as measured."""
+    stub.act = lambda number, text: Act(fail="500")
+    error = refused(stub, work(4, max_failed_share=1.0))
+    assert (error.failure_class, error.detail) == ("requests_failed", "not one token came at concurrency 1")
+    assert len(error.requests) >= 4
 
 
 def test_share_is_of_the_whole_bench_not_of_its_beginning(stub):

@@ -171,8 +171,8 @@ def test_every_kind_of_study_has_a_page(tmp_path):
 
 def test_the_kept_study_has_a_page():
     """The real study that comes with the clone says that plain decoding is faster there."""
-    text = page(Facts(ParquetStore(str(REAL)), "smollm2-h200"))
-    assert "Plain decoding is faster: the best, EAGLE3 7/4/32, is 0.41x" in text
+    text = page(Facts(ParquetStore(str(REAL)), "smollm2-h200-two-factor"))
+    assert "Plain decoding is faster: the best, EAGLE3 3/1/4, is 0.59x" in text
 
 
 def test_segments_fill_a_launch(facts):

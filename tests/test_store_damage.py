@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -92,6 +93,21 @@ def test_lost_requests_are_named_and_the_trial_kept(results):
     store = ParquetStore("results")
     assert [len(one.outcome.requests) for one in store.read("x")] == [0, 0, 1]
     assert "requests/00001" in store.problems("x")[0]
+
+
+@pytest.mark.parametrize("figure", [0.0, -5.0, math.inf, math.nan])
+def test_a_figure_that_is_none_is_named(results, figure):
+    """A throughput that no bench gives is a line that names the file, and the trial is passed over."""
+    path = trial_files(results)[1]
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("output_throughput")
+    column = pa.array([figure] * table.num_rows, table.schema.field(place).type)
+    pq.write_table(table.set_column(place, table.schema.field(place), column), path)
+    store = ParquetStore("results")
+    assert [one.number for one in store.read("x")] == [0, 2]
+    (told,) = store.problems("x")
+    assert path.name in told
+    assert "output_throughput" in told
 
 
 def test_a_torn_trial_can_be_run_again(results):

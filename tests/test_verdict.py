@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from made import failed
 from made_records import TUNED, figures, plain, requests, trial
 
 from raytune_eagle.model.config import Config
@@ -119,22 +120,22 @@ def confirmation(plain_tok_s: float, same_tok_s: float, tuned_tok_s: float):
         (
             (100.0, 120.0, 144.0),
             (
-                "EAGLE3 3/4/12 NCCL_PROTO=LL is 1.44x (1.38–1.50) of plain decoding, "
-                "1.20x (1.15–1.25) of plain decoding under the same settings"
+                "EAGLE3 3/4/12 NCCL_PROTO=LL is 1.44x (1.39–1.50) of plain decoding, "
+                "1.20x (1.16–1.25) of plain decoding under the same settings"
             ),
         ),
         (
             (100.0, 144.0, 144.0),
             (
-                "EAGLE3 3/4/12 NCCL_PROTO=LL is 1.44x (1.38–1.50) of plain decoding, 1.00x (0.96–1.04) of plain "
+                "EAGLE3 3/4/12 NCCL_PROTO=LL is 1.44x (1.39–1.50) of plain decoding, 1.00x (0.96–1.04) of plain "
                 "decoding under the same settings: its settings help, no difference by speculation is shown"
             ),
         ),
         (
             (100.0, 160.0, 144.0),
             (
-                "plain decoding is faster: the best, EAGLE3 3/4/12 NCCL_PROTO=LL, is 1.44x (1.38–1.50) of plain "
-                "decoding, 0.90x (0.86–0.94) of plain decoding under the same settings"
+                "plain decoding is faster: the best, EAGLE3 3/4/12 NCCL_PROTO=LL, is 1.44x (1.39–1.50) of plain "
+                "decoding, 0.90x (0.87–0.93) of plain decoding under the same settings"
             ),
         ),
     ],
@@ -142,6 +143,28 @@ def confirmation(plain_tok_s: float, same_tok_s: float, tuned_tok_s: float):
 def test_a_confirmed_verdict_names_both_gains(figures_, sentence):
     """The search's own figures are not in it; plain decoding under the winner's settings is."""
     assert verdict(confirmation(*figures_), 1) == sentence
+
+
+@pytest.mark.parametrize(("lost", "lack"), [("failed", "is failed (tree_too_small)"), ("never", "was not measured")])
+def test_a_missing_second_gain_is_told(lost, lack):
+    """Plain decoding under the winner's settings failed, or was never launched: what speculation gives is unknown."""
+    records = [record for record in confirmation(100.0, 120.0, 144.0) if record.key != "same"]
+    if lost == "failed":
+        records += [
+            plain(number, 1.0, kind="confirm", key="same", config=SAME, outcome=failed("tree_too_small"))
+            for number in (20, 21)
+        ]
+    assert verdict(records, 1).endswith(
+        f"of plain decoding; what of it is by speculation is not known: plain decoding under the same settings {lack}"
+    )
+
+
+def test_a_winner_that_failed_once_says_so():
+    """One of its two launches beside plain decoding died: the ratio is of the other, and the reader is told."""
+    records = confirmation(100.0, 120.0, 144.0)
+    last = next(record for record in reversed(records) if record.key == records[1].key)
+    records[records.index(last)] = last.model_copy(update={"outcome": failed("oom_kv")})
+    assert verdict(records, 1).endswith("; 1 of its 2 launches gave no figures (oom_kv)")
 
 
 @pytest.mark.parametrize(("searched", "surer"), [(136.0, True), (80.0, False)])
@@ -209,7 +232,7 @@ def test_what_failed_once_in_its_confirmations_does_not_win():
                 *(plain(0, 100.0), trial(1, 150.0), trial(2, 138.0, key="y")),
                 *(plain(3, 100.0, kind="confirm"), trial(4, 150.0, kind="confirm", violations=("v",))),
             ],
-            "EAGLE3 3/4/12 is 1.38x (1.29–1.47) of plain decoding; not confirmed by other launches",
+            "EAGLE3 3/4/12 is 1.38x (1.27–1.51) of plain decoding; not confirmed by other launches",
         ),
         (
             [plain(0, 100.0), trial(1, 150.0), trial(2, 150.0, kind="confirm", violations=("v",))],

@@ -107,9 +107,9 @@ class Measurement(Value):
 
     concurrency: int
     passes: int
-    output_throughput: float
-    ci_low: float
-    ci_high: float
+    output_throughput: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    ci_low: Annotated[float, Field(ge=0)]
+    ci_high: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     stable: bool
     completion_tokens: int
     accept_len: float | None

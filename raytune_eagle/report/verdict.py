@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from raytune_eagle.model.measurement import Measurement, Request
@@ -189,7 +189,35 @@ def in_words(found: Sides | None, records: Sequence[TrialRecord], concurrency: i
     if found.over_plain is None:
         why = _why_not_compared(found, records, concurrency)
         return f"{name} is the fastest at {found.best.throughput:.1f} tok/s, but {why}"
-    return _sentence(name, found, found.over_plain) + ("" if found.confirmed else "; not confirmed by other launches")
+    return "; ".join([_sentence(name, found, found.over_plain), *_caveats(found, records, concurrency)])
+
+
+def _caveats(found: Sides, records: Sequence[TrialRecord], concurrency: int) -> Iterator[str]:
+    """What the sentence does not rest on though one would think so."""
+    best = found.best
+    if not found.confirmed:
+        yield "not confirmed by other launches"
+    elif found.over_same is None and _gains_by_settings(found):
+        lack = _lack(best, records, concurrency)
+        yield f"what of it is by speculation is not known: plain decoding under the same settings {lack}"
+    if best.measured < len(best.numbers):
+        why = f" ({best.reason})" if best.reason else ""
+        yield f"{len(best.numbers) - best.measured} of its {len(best.numbers)} launches gave no figures{why}"
+
+
+def _gains_by_settings(found: Sides) -> bool:
+    """Whether it is faster than plain decoding as configured, and may be so by its settings alone."""
+    faster = found.over_plain is not None and found.over_plain.low > 1
+    tuned = found.plain is not None and _settings(found.best) != _settings(found.plain)
+    return faster and tuned and found.best.config.speculative is not None
+
+
+def _lack(best: Row, records: Sequence[TrialRecord], concurrency: int) -> str:
+    """Why plain decoding under the settings of `best` has no figures."""
+    rows = confirmed(records, concurrency)
+    alike = (row for row in rows if row.config.speculative is None and _settings(row) == _settings(best))
+    tried = next(alike, None)
+    return f"is {tried.status} ({tried.reason})" if tried and tried.reason else "was not measured"
 
 
 def _why_not_compared(found: Sides, records: Sequence[TrialRecord], concurrency: int) -> str:
