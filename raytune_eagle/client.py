@@ -84,6 +84,7 @@ class Stream:
     _chunks: list[bytes] = field(default_factory=list)
     _repeats: bool | None = None  # not known before the second chunk
     _final: dict[str, Any] = field(default_factory=dict)
+    _least: int | None = None
     _marks: dict[str, Any] = field(default_factory=dict)
     _known_itl: tuple[float | None, float | None] | None = None  # of a stream that has ended
 
@@ -118,7 +119,7 @@ class Stream:
 
     def finish(self) -> None:
         """Check the whole answer. Raises `StreamError` where it is cut off, refused or empty."""
-        text, self._final = self.wire.answer(self._chunks)
+        text, self._final, self._least = self.wire.answer(self._chunks)
         self._chunks.clear()
         self._marks = text_marks(text)
         self._spread(self._final.get("completion_tokens") or self.tokens)
@@ -157,6 +158,7 @@ class Stream:
             itl_p95_ms=p95,
             prompt_tokens=meta.get("prompt_tokens") or 0,
             completion_tokens=self.tokens,
+            least_tokens=self._least,
             verify_rounds=meta.get("spec_verify_ct"),
             accept_histogram=tuple(histogram),
             error=self.error,

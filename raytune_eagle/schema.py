@@ -15,7 +15,7 @@ import pyarrow as pa
 from raytune_eagle.errors import StoreError
 from raytune_eagle.model.config import FlagValue
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 VERSION_KEY = b"raytune_eagle.schema"
 PARAMETERS_KEY = b"raytune_eagle.parameters"
 
@@ -116,7 +116,8 @@ _REQUESTS = (
     Column("itl_p50_ms", REAL, "ms", "median time between tokens"),
     Column("itl_p95_ms", REAL, "ms", "95th percentile of the time between tokens"),
     Column("prompt_tokens", INT, "tokens", "tokens of the prompt"),
-    Column("completion_tokens", INT, "tokens", "tokens of the answer"),
+    Column("completion_tokens", INT, "tokens", "tokens of the answer, by the server's count"),
+    Column("least_tokens", INT, "tokens", "that came for sure: ids, or else chunks with text; null: not known", 4),
     Column("verify_rounds", INT, "rounds", "verify rounds; null: plain decoding"),
     Column("accept_histogram", pa.list_(INT), "rounds", "verify rounds that accepted 0, 1, 2, … draft tokens"),
     Column("output_hash", TEXT, "", "16 hex digits of the text; equal hashes are equal answers"),

@@ -26,10 +26,14 @@ class StreamError(Exception):
 
 
 class Answer(NamedTuple):
-    """A whole answer: its text, and what the server says of it under SGLang's names (``spec_verify_ct``, …)."""
+    """A whole answer: its text, and what the server says of it under SGLang's names (``spec_verify_ct``, …).
+
+    `least` tokens it has for sure: ids that came, or else chunks that brought text.
+    """
 
     text: str
     meta: dict[str, Any]
+    least: int
 
 
 class Wire(Protocol):
@@ -107,7 +111,9 @@ class Generate:
     def answer(self, chunks: Sequence[bytes]) -> Answer:
         """See `Wire`."""
         parsed = [json.loads(chunk) for chunk in chunks]
-        return Answer("".join(chunk.get("text") or "" for chunk in parsed), parsed[-1]["meta_info"] if parsed else {})
+        texts = [chunk.get("text") or "" for chunk in parsed]
+        ids = sum(len(chunk.get("output_ids") or ()) for chunk in parsed)
+        return Answer("".join(texts), parsed[-1]["meta_info"] if parsed else {}, ids or sum(map(bool, texts)))
 
 
 class Chat:
@@ -154,7 +160,11 @@ class Chat:
         return False
 
     def answer(self, chunks: Sequence[bytes]) -> Answer:
-        """See `Wire`."""
+        """See `Wire`.
+
+        No token gives text twice: SGLang 0.5.20 and vLLM send a chunk, or one of thoughts and one behind them, for each
+        step's new tokens. What is held back (half a character, the mark at the end of thoughts) makes fewer of them.
+        """
         parsed = [_parsed(chunk) for chunk in chunks]
         meta: dict[str, Any] = {}
         for chunk in parsed:
@@ -162,7 +172,8 @@ class Chat:
                 meta["finish_reason"] = reasons[-1]
             meta |= {name: n for name, n in (chunk.get("usage") or {}).items() if name in _USAGE and n is not None}
             meta |= _speculation(chunk)
-        return Answer("".join(_text(chunk) for chunk in parsed), meta)
+        texts = [_text(chunk) for chunk in parsed]
+        return Answer("".join(texts), meta, sum(map(bool, texts)))
 
 
 _USAGE = ("prompt_tokens", "completion_tokens")

@@ -22,12 +22,13 @@ class OpenAI:
     """A server of the chat format in a thread.
 
     `counts`: each chunk says how many tokens there are so far. `together`: it is ``slow`` or does ``fail`` while it has
-    more than one stream; `most` is how many it had.
+    more than one stream; `most` is how many it had. Of so many tokens as `short` says one is counted.
     """
 
     counts: bool = True
     key: str = ""
     usage: bool = True
+    short: int = 1
     thoughts: str = "reasoning_content"
     models_page: str = '{"object": "list", "data": [{"id": "org/model"}]}'
     info_page: str = ""
@@ -40,14 +41,15 @@ class OpenAI:
     def chunks(self, tokens, step=3):
         """Of one answer; a thought first, the total last."""
         for number in range(step, tokens + 1, step):
-            usage = {"prompt_tokens": 7, "completion_tokens": number} if self.counts else None
+            usage = {"prompt_tokens": 7, "completion_tokens": number // self.short} if self.counts else None
             chunk = delta("w" * step, usage, "length" if number == tokens else None)
             if number == step:
                 chunk["choices"][0]["delta"] = {self.thoughts: "hm "}
             yield chunk
         if not self.usage:
             return
-        yield delta(usage={"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens})
+        counted = tokens // self.short
+        yield delta(usage={"prompt_tokens": 7, "completion_tokens": counted, "total_tokens": 7 + counted})
 
     async def answer(self, request):
         """One stream."""

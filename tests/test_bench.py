@@ -117,6 +117,16 @@ def test_a_server_without_usage_has_its_chunks_counted_and_says_so():
     assert [gate.verdict for gate in found.gates if gate.name == "tokens"] == ["passed"]
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_usage_below_the_chunks_that_came_fails(counts):
+    """Each chunk with text has a token in it: of twelve tokens in four chunks it says two, by chunk or at the end."""
+    with OpenAI(counts=counts, short=6).running() as server:
+        found = bench(connect(server.url), WORKLOAD, ignore)
+    told = [gate for gate in found.gates if gate.name == "tokens"]
+    assert [gate.verdict for gate in told] == ["failed"]
+    assert " answers have fewer tokens than came: 2, says the server's usage, where 4 chunks" in told[0].detail
+
+
 @pytest.mark.parametrize("thoughts", ["reasoning", "reasoning_content"])
 def test_thoughts_are_tokens_under_either_name(thoughts):
     """The first chunk brings three tokens, whichever name a server has for what is thought aloud."""
@@ -233,7 +243,8 @@ def test_real_chat_stream_of_sglang_is_read_whole():
     for chunk in chunks:
         counts.append(wire.count(chunk, counts[-1]))
     assert counts == [0, 0, 1, 3, 5, 6, 7, 9, 12, 12, 12, 12]
-    text, meta = wire.answer(chunks)
+    text, meta, least = wire.answer(chunks)
+    assert least == 7, "chunks with text, of twelve tokens"
     assert text.startswith("\n#\n#  ")
     assert (meta["finish_reason"], meta["prompt_tokens"], meta["completion_tokens"]) == ("length", 13, 12)
     assert (meta["spec_verify_ct"], meta["spec_correct_drafts_histogram"]) == (6, [2, 3, 0, 1])

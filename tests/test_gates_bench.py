@@ -34,6 +34,8 @@ def after(*rows, **server):
         ({"completion_tokens": 129}, "passed", ""),  # 8 rounds of 16, and the prefill's
         ({"completion_tokens": 257, "error": "timed out"}, "passed", ""),
         ({"prompt_tokens": 0}, "warning", "gives no usage"),
+        ({"least_tokens": 16}, "passed", ""),
+        ({"least_tokens": 17}, "failed", "1 of 2 answers have fewer tokens than came: 16, says the server's usage"),
     ],
 )
 def test_tokens_that_cannot_have_been_sent(values, verdict, words):

@@ -52,6 +52,13 @@ def test_figures_are_the_servers_own(stub):
     assert figures.output_throughput == pytest.approx(1000 * figures.accept_len / figures.cycle_ms)
 
 
+@pytest.mark.parametrize("delta", [True, False])
+def test_ids_that_came_are_counted_beside_the_servers_count(stub, delta):
+    """Whether chunks repeat what came before or not."""
+    stub.act = lambda number, text: Act(delta=delta)
+    assert {row.least_tokens for row in run(stub, work(max_passes=1)).requests if row.error is None} == {12}
+
+
 def test_times_are_those_of_the_stream(stub):
     """First token, latency and gaps per token agree with a server that sends 3 tokens each 30 ms."""
     stub.act = lambda number, text: Act(pace_s=0.03, tokens=15)

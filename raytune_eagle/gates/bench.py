@@ -113,30 +113,38 @@ def _context(seen: Seen) -> Iterator[Gate]:
 
 
 def _tokens(seen: Seen) -> Iterator[Gate]:
-    """Whether the server counts its tokens (`Request.prompt_tokens` is 0 where it does not), and can have sent as many.
-
-    A verify round gives at most the drafted path and one token more, the first token of an answer is the prefill's, and
-    the last round may go beyond what was asked for (0.5.20 cuts that off: ``finished_len``, batch_result_processor.py).
-    """
+    """Whether the server counts its tokens (`Request.prompt_tokens` is 0 where it does not), and its counts can be."""
     rows = [row for row in seen.requests if row.error is None]
-    most, steps = seen.number("speculative_num_draft_tokens"), seen.number("speculative_num_steps")
-    each = max(most, (steps or 0) + 1) if seen.config.speculative and most else None
-    asked = seen.workload.max_new_tokens
-    over = [row for row in rows if row.completion_tokens > asked + (each or 0)]
-    fast = [row for row in rows if each and row.verify_rounds and row.completion_tokens > row.verify_rounds * each + 1]
-    if over:
-        longest = max(row.completion_tokens for row in over)
-        yield failed(
-            "tokens", f"{len(over)} of {len(rows)} answers have more tokens than asked for: {longest}, not {asked}"
-        )
-    elif fast:
-        one = fast[0]
-        told = f"{one.completion_tokens} in {one.verify_rounds} verify rounds of at most {each}"
-        yield failed("tokens", f"{len(fast)} of {len(rows)} answers have more tokens than can be: {told}")
+    if wrong := next(_miscounted(seen, rows), ""):
+        yield failed("tokens", wrong)
     elif not all(row.prompt_tokens for row in rows):
         yield warned("tokens", "the server gives no usage: chunks are counted, too few tokens where one brings several")
     elif rows:
         yield passed("tokens")
+
+
+def _miscounted(seen: Seen, rows: Sequence[Request]) -> Iterator[str]:
+    """Counts that cannot be.
+
+    A verify round gives at most the drafted path and one token more, the first token of an answer is the prefill's, and
+    the last round may go beyond what was asked for (0.5.20 cuts that off: ``finished_len``, batch_result_processor.py).
+    """
+    most, steps = seen.number("speculative_num_draft_tokens"), seen.number("speculative_num_steps")
+    each = max(most, (steps or 0) + 1) if seen.config.speculative and most else None
+    asked = seen.workload.max_new_tokens
+    if over := [row.completion_tokens for row in rows if row.completion_tokens > asked + (each or 0)]:
+        yield f"{len(over)} of {len(rows)} answers have more tokens than asked for: {max(over)}, not {asked}"
+    rounds = [(row.completion_tokens, row.verify_rounds) for row in rows if each and row.verify_rounds]
+    if each and (fast := [(tokens, count) for tokens, count in rounds if tokens > count * each + 1]):
+        told = f"{fast[0][0]} in {fast[0][1]} verify rounds of at most {each}"
+        yield f"{len(fast)} of {len(rows)} answers have more tokens than can be: {told}"
+    told_least = [(row.completion_tokens, row.least_tokens) for row in rows if row.least_tokens is not None]
+    if few := [(tokens, least) for tokens, least in told_least if tokens < least]:
+        tokens, least = min(few, key=lambda pair: pair[0] / pair[1])
+        yield (
+            f"{len(few)} of {len(rows)} answers have fewer tokens than came: {tokens}, says the server's usage, where "
+            f"{least} chunks with text or token ids came"
+        )
 
 
 def prefix_cache(seen: Seen) -> Iterator[Gate]:

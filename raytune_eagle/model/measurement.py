@@ -65,6 +65,9 @@ class Request(Value):
         repeat: the pass, from 0; -1 is the warm-up and -2 what kept the last streams company, which no figure counts.
         started_s: when it was sent, after the first request of its concurrency.
         ttft_s: to the first token; None when none came.
+        completion_tokens: by the server's count.
+        least_tokens: that it has for sure, whatever the server counts: ids that came, or else chunks that brought text.
+            None where it is not whole, or is of a record older than this.
         verify_rounds: verify rounds of this request; None without speculation.
         accept_histogram: how many verify rounds accepted 0, 1, 2, … draft tokens.
         output_hash: 16 hex digits of the text; equal hashes are equal answers.
@@ -85,6 +88,7 @@ class Request(Value):
     itl_p95_ms: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    least_tokens: int | None = None
     verify_rounds: int | None = None
     accept_histogram: tuple[int, ...] = ()
     output_hash: str | None = None

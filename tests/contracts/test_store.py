@@ -47,6 +47,7 @@ REQUEST = st.builds(
     error=st.none() | TEXT,
     prefix_hashes=st.lists(TEXT, max_size=4).map(tuple),
     compression=MAYBE,
+    least_tokens=st.none() | COUNT,
     **dict.fromkeys(["concurrency", "repeat", "prompt_tokens", "completion_tokens"], COUNT),
     **dict.fromkeys(["started_s", "latency_s"], NUMBER),
 )
