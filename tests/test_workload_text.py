@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+import string
+import uuid
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -149,6 +153,67 @@ def test_token_soup_is_random(seed):
     """Tokens drawn from a vocabulary are found out: as one prompt, and as many short ones."""
     assert looks_random([soup(seed, 1500)])
     assert looks_random(soup(seed * 100 + part, 60) for part in range(25))
+
+
+NOISE = {
+    "hex": lambda rng, size: rng.randbytes(size // 2).hex(),
+    "base64": lambda rng, size: base64.b64encode(rng.randbytes(size * 3 // 4)).decode(),
+    "digits": lambda rng, size: "".join(rng.choices(string.digits, k=size)),
+    "token ids": lambda rng, size: " ".join(str(rng.randrange(128_000)) for _ in range(size // 6)),
+    "bytes": lambda rng, size: rng.randbytes(size // 3).hex(" "),
+    "printable": lambda rng, size: "".join(rng.choices(string.printable, k=size)),
+}
+
+
+@pytest.mark.parametrize("kind", NOISE)
+@pytest.mark.parametrize(("prompts", "size"), [(1, 2_500), (40, 80), (8, 4_000), (30, 4_000)])
+def test_characters_in_a_row_by_chance_are_random(kind, prompts, size):
+    """Hex, base64, numbers: few short prompts, or many long ones, have hardly a word and no favourites."""
+    for seed in range(5):
+        rng = random.Random(f"{kind} {seed}")
+        assert looks_random([NOISE[kind](rng, size) for _ in range(prompts)])
+
+
+def cut(text, size):
+    """Pieces of a text, all of one size."""
+    return [text[start : start + size] for start in range(0, len(text) - size + 1, size)]
+
+
+def table(rows):
+    """A CSV of measurements, most of it digits."""
+    rng = random.Random(1)
+    lines = (f"2026-03-{n % 28 + 1:02},{20 + rng.gauss(0, 2):.2f},{rng.randrange(900, 1100)},ok" for n in range(rows))
+    return "date,celsius,hectopascal,state\n" + "\n".join(lines)
+
+
+def log(rows):
+    """Lines of a server that are mostly ids."""
+    rng = random.Random(2)
+    lines = (f"INFO request {uuid.UUID(bytes=rng.randbytes(16))} took {rng.randrange(999)} ms" for _ in range(rows))
+    return "\n".join(lines)
+
+
+def test_what_is_mostly_numbers_or_ids_is_not_random():
+    """Tables, logs with ids, arithmetic and JSON to extract from, cut into pieces that are judged alone."""
+    rng = random.Random(3)
+    sums = "\n".join(f"What is {rng.randrange(10_000)} * {rng.randrange(10_000)}?" for _ in range(200))
+    records = json.dumps([{"id": rng.randbytes(8).hex(), "price": rng.randrange(9_999) / 100} for _ in range(200)])
+    for text in (table(300), log(100), sums, records):
+        assert not any(looks_random([piece]) for piece in cut(text, 2_500))
+
+
+def test_files_of_this_project_are_not_random():
+    """Code, prose, YAML and logs of real servers, each piece of 2,500 characters alone."""
+    here = Path(__file__).parent
+    paths = [
+        *here.glob("*.py"),
+        *here.parent.glob("*.md"),
+        *(here / "assets" / "logs").glob("*.log"),
+        here.parent / "cluster.yaml",
+    ]
+    pieces = [piece for path in paths for piece in cut(path.read_text(errors="replace"), 2_500)]
+    assert len(pieces) > 300
+    assert not [piece for piece in pieces if looks_random([piece])]
 
 
 @pytest.mark.parametrize("letters", SHUFFLED_ALPHABETS)
