@@ -14,7 +14,7 @@ from raytune_eagle.cli_studies import FAILED, if_interrupted, say, stdout
 from raytune_eagle.errors import SpecError
 from raytune_eagle.interrupts import INTERRUPTED
 from raytune_eagle.model.workload import Workload
-from raytune_eagle.workload import load_prompts
+from raytune_eagle.workload import drawn, load_prompts, told_if_many
 
 _OTHER_FILES = 64
 """Open files of a process that are no connections."""
@@ -25,6 +25,10 @@ _OTHER_FILES = 64
 @click.option(
     "--workload", "prompts", default="builtin:mixed", show_default=True, help="Prompts: a file or builtin:NAME."
 )
+@click.option(
+    "--num-prompts", type=click.IntRange(min=1), help="At most so many of them, drawn by --seed.  [default: all]"
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of their choice and order.")
 @click.option("--concurrency", default="1", show_default=True, help="Simultaneous streams; several as 1,8.")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Tokens per answer.")
 @click.option("--temperature", type=Finite(min=0), default=0.0, show_default=True, help="0 is greedy.")
@@ -34,7 +38,7 @@ _OTHER_FILES = 64
 @click.option(
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Form."
 )
-def bench(url: str, prompts: str, concurrency: str, api_key_env: str | None, form: str, **settings: Any) -> None:
+def bench(url: str, concurrency: str, api_key_env: str | None, form: str, **settings: Any) -> None:
     """Measure the server at URL: SGLang, or any that speaks OpenAI's chat format."""
     from raytune_eagle import bench as running  # noqa: PLC0415 - half a second of imports
     from raytune_eagle.report.running import show_bench  # noqa: PLC0415
@@ -42,7 +46,9 @@ def bench(url: str, prompts: str, concurrency: str, api_key_env: str | None, for
     if api_key_env and api_key_env not in os.environ:
         raise SpecError(f"--api-key-env {api_key_env}: no such variable in the environment; export it first")
     levels, passes = _levels(concurrency), min(2, settings["max_passes"])
-    workload = Workload(prompts=load_prompts(prompts), concurrency=levels, min_passes=passes, **settings)
+    prompts = drawn(load_prompts(settings.pop("prompts")), settings.pop("num_prompts"), settings["seed"])
+    workload = Workload(prompts=prompts, concurrency=levels, min_passes=passes, **settings)
+    say(told_if_many(prompts, "--num-prompts N"))
     server = running.connect(url, os.environ[api_key_env] if api_key_env else "")
     with if_interrupted("nothing was measured to its end, and a bench begins anew"):
         report = running.bench(server, workload, lambda name, detail: click.echo(f"{name}: {detail}", err=True))

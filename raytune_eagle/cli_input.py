@@ -9,7 +9,7 @@ from raytune_eagle.model.workload import Workload
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import check_study_name
-from raytune_eagle.workload import load_prompts
+from raytune_eagle.workload import drawn, load_prompts
 
 if TYPE_CHECKING:
     from raytune_eagle.survey import Survey
@@ -23,8 +23,9 @@ def workload_of(spec: Spec, mistakes: Mistakes) -> Workload | None:
         except StoreError as exc:
             raise SpecError(f"name: {exc}") from exc
     with mistakes.noting():
-        settings = spec.workload.model_dump(exclude={"prompts"})
-        return Workload(prompts=load_prompts(spec.workload.prompts), seed=spec.search.seed, **settings)
+        settings = spec.workload.model_dump(exclude={"prompts", "num_prompts"})
+        prompts = drawn(load_prompts(spec.workload.prompts), spec.workload.num_prompts, spec.search.seed)
+        return Workload(prompts=prompts, seed=spec.search.seed, **settings)
     return None
 
 

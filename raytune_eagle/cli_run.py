@@ -32,7 +32,7 @@ from raytune_eagle.report.verdict import verdict
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.store import ParquetStore
-from raytune_eagle.workload import held_out_prompts
+from raytune_eagle.workload import drawn, held_out_prompts, told_if_many
 
 if TYPE_CHECKING:
     from raytune_eagle.study import Study
@@ -148,7 +148,8 @@ def _run(spec: Spec, results: str, way: _Way, progress: Progress) -> None:
         console.print("looking at the nodes (SGLang is asked for its flags once per version, some 10 s) …")
     space, notes = understood(spec, survey(spec, workload, way.where, way.nodes), mistakes)
     assert workload is not None  # noqa: S101 - else there was a mistake
-    say([*notes, *space.notes(), *([_VIRTUAL] if way.where.startswith(SIMULATED) else [])])
+    many = told_if_many(workload.prompts, "workload.num_prompts")
+    say([*notes, *space.notes(), *many, *([_VIRTUAL] if way.where.startswith(SIMULATED) else [])])
     sources = warm_start.read(way.earlier, space, workload)
     with ExitStack() as stack:
         stack.enter_context(store.lock(spec.name))
@@ -220,7 +221,7 @@ def _nothing_left(study: Study, console: Console) -> None:
 
 def _held_out(spec: Spec, workload: Workload) -> Workload:
     """What the end is confirmed with; the prompts of the search where none is held out."""
-    prompts = held_out_prompts(spec.workload.prompts)
+    prompts = drawn(held_out_prompts(spec.workload.prompts), spec.workload.num_prompts, spec.search.seed)
     if not prompts and spec.confirm.top:
         say([f"{spec.workload.prompts}: no prompt is held out, so the best are confirmed on those of the search"])
     return workload.model_copy(update={"prompts": prompts or workload.prompts})

@@ -76,9 +76,13 @@ class NodeSpec(Written):
 
 
 class WorkloadSpec(Written):
-    """What is sent to each server; see `raytune_eagle.model.workload.Workload` for the meaning of each."""
+    """What is sent to each server; see `raytune_eagle.model.workload.Workload` for the meaning of each.
+
+    `num_prompts`: at most so many of them are sent, drawn by ``search.seed``; likewise of those held out.
+    """
 
     prompts: Text = "builtin:mixed"
+    num_prompts: Annotated[Int, Field(ge=1)] | None = None
     max_new_tokens: Annotated[Int, Field(ge=1, le=1_000_000)] = 256
     temperature: Annotated[Float, Field(ge=0)] = 0.0
     ignore_eos: Switch = False

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import random
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sized
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -22,6 +23,8 @@ from raytune_eagle.model.workload import Prompt
 _BUILTIN = "builtin:"
 _LONGEST = 4_000_000  # characters of one prompt: beyond every model's context
 _SHOWN = 20  # mistakes
+_MANY = 1000
+"""Prompts; as many as sglang.bench_serving sends where it is not told (0.5.20)."""
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Thai … Hangul
 _WORDS = re.compile(rf"[{_NO_SPACES}]|[^\W\d_{_NO_SPACES}]+")
 _LIKE = 0.8
@@ -80,6 +83,20 @@ def load_prompts(source: str, *, held_out: bool | None = False) -> tuple[Prompt,
 def held_out_prompts(source: str) -> tuple[Prompt, ...]:
     """The prompts of a set that are kept out of the search; empty where none is. Raises as `load_prompts` does."""
     return tuple(line.prompt for line in _checked_lines(source) if line.held_out)
+
+
+def drawn(prompts: tuple[Prompt, ...], most: int | None, seed: int) -> tuple[Prompt, ...]:
+    """At most `most` of them (None: all), drawn by `seed`, in their own order: the same of the same, each time."""
+    if most is None or most >= len(prompts):
+        return prompts
+    places = random.Random(seed).sample(range(len(prompts)), most)  # noqa: S311 - nothing secret is drawn
+    return tuple(prompts[place] for place in sorted(places))
+
+
+def told_if_many(prompts: Sized, option: str) -> list[str]:
+    """One line where a pass over so many prompts takes long, with the option that takes fewer."""
+    count = len(prompts)
+    return [f"{count:,} prompts are sent in each pass; {option} takes fewer"] if count > _MANY else []
 
 
 def _checked_lines(source: str) -> list[_Line]:

@@ -199,6 +199,23 @@ def test_table_of_an_openai_server(tmp_path):
 
 
 @pytest.mark.slow
+def test_no_more_prompts_are_sent_than_asked_for(tmp_path):
+    """Three of 1,001, the same three for the same seed; without the option how many there are is the first line."""
+    (tmp_path / "p.txt").write_text("".join(f"def f{n}(x): return the sum of x and {n}\n" for n in range(1001)))
+    sent = []
+    for words in (["--num-prompts", "3"], ["--num-prompts", "3"], ["--num-prompts", "3", "--seed", "1"]):
+        with OpenAI().running() as server:
+            done = command(server.url, tmp_path, *words)
+        assert done.returncode == 0, done.stderr
+        assert "prompts are sent" not in done.stderr
+        sent.append({body["messages"][0]["content"] for body in server.bodies})
+    assert len(sent[0]) == len(sent[2]) == 3
+    assert sent[0] == sent[1] != sent[2]
+    all_of_them = command("http://127.0.0.1:1", tmp_path).stderr.splitlines()
+    assert all_of_them[0] == "raytune-eagle: 1,001 prompts are sent in each pass; --num-prompts N takes fewer"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

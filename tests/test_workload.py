@@ -7,8 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from raytune_eagle.errors import SpecError
-from raytune_eagle.workload import builtin_names, load_prompts
+from raytune_eagle import specfile
+from raytune_eagle.cli_input import workload_of
+from raytune_eagle.cli_run import _held_out
+from raytune_eagle.errors import Mistakes, SpecError
+from raytune_eagle.model.workload import Prompt
+from raytune_eagle.workload import builtin_names, drawn, held_out_prompts, load_prompts, told_if_many
+
+SPEC = {
+    "name": "some",
+    "engine": {"model": "builtin:tiny", "draft": "builtin:tiny"},
+    "node": {"gpus": 0},
+    "space": {"speculative": {"num_steps": [2], "eagle_topk": [2], "num_draft_tokens": [4]}},
+}
 
 
 def write(path: Path, text: str | bytes) -> str:
@@ -157,3 +168,36 @@ def test_asking_for_a_part_that_is_empty_says_how_to_fill_it(tmp_path):
     assert 'write "held_out": true' in problem(source, held_out=True)
     source = write(tmp_path / "q.jsonl", '{"text": "a", "held_out": true}\n')
     assert 'not "held_out": true' in problem(source)
+
+
+def test_so_many_prompts_are_drawn_by_seed():
+    """The same seed draws the same of the same set, in its order; another draws others; none is drawn twice."""
+    everything = load_prompts("builtin:mixed")
+    some = drawn(everything, 10, 3)
+    assert some == drawn(load_prompts("builtin:mixed"), 10, 3) != drawn(everything, 10, 4)
+    assert list(some) == [prompt for prompt in everything if prompt in some]
+    assert len({prompt.id for prompt in some}) == 10
+    assert [prompt.id for prompt in some][:3] == ["code-07", "arithmetic-09", "chat-13"], "on every machine, in every version"
+    for most in (None, len(everything), 10**6):
+        assert drawn(everything, most, 3) == everything
+
+
+def test_a_spec_takes_so_many_prompts_of_either_part():
+    """`workload.num_prompts` holds for the search and for the confirmation, whose prompts stay held out."""
+    spec = specfile.parse({**SPEC, "workload": {"num_prompts": 7}, "search": {"seed": 5}})
+    mistakes = Mistakes()
+    workload = workload_of(spec, mistakes)
+    mistakes.tell()
+    assert workload.prompts == drawn(load_prompts("builtin:mixed"), 7, 5)
+    assert _held_out(spec, workload).prompts == drawn(held_out_prompts("builtin:mixed"), 7, 5)
+    with pytest.raises(SpecError, match=r"workload\.num_prompts: "):
+        specfile.parse({**SPEC, "workload": {"num_prompts": 0}})
+
+
+def test_many_prompts_are_told_with_what_takes_fewer():
+    """A thousand and one, not a thousand."""
+    prompts = tuple(Prompt(id=str(n), category="c", text="t") for n in range(1001))
+    assert told_if_many(prompts[1:], "--num-prompts N") == []
+    assert told_if_many(prompts, "--num-prompts N") == [
+        "1,001 prompts are sent in each pass; --num-prompts N takes fewer"
+    ]
