@@ -73,7 +73,7 @@ def examine_node(spec: Spec, workload: Workload) -> Examined:
     """What is found on the machine that this runs on; most of its seconds SGLang takes to be asked."""
     settings, clock = node_settings(spec), time.time()
     seen = look(spec, workload)
-    findings = [*seen.findings, *_space(spec, seen), *_gates(spec)]
+    findings = [*seen.findings, *_space(spec, seen), *_gates(spec, workload)]
     findings += check_gpus(settings, Nvml(settings.gpus))
     findings += check_machine(settings)
     return Examined(findings, clock, _traits(spec, seen))
@@ -99,9 +99,9 @@ def _space(spec: Spec, seen: Look) -> list[Finding]:
     return [warning(*_split(line)) for line in space.notes()]
 
 
-def _gates(spec: Spec) -> list[Finding]:
+def _gates(spec: Spec, workload: Workload) -> list[Finding]:
     with suppress(SpecError):  # told with the models
-        return list(foreseen(spec, builtin_path(spec.engine.model, "target")))
+        return list(foreseen(spec, workload.prompts, builtin_path(spec.engine.model, "target")))
     return []
 
 

@@ -15,6 +15,7 @@ from raytune_eagle.errors import GateError
 from raytune_eagle.gates.foreseen import foreseen
 from raytune_eagle.model.config import Config
 from raytune_eagle.model.trial import ServerFacts
+from raytune_eagle.model.workload import Prompt
 
 
 def test_right_server_passes_every_gate():
@@ -153,6 +154,11 @@ SPEC = {
 }
 
 
+def warnings(spec, model, prompts=WORKLOAD.prompts):
+    """Lines of what would be warned of."""
+    return [each.line for each in foreseen(spec, prompts, model) if each.level == "warning"]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -167,7 +173,7 @@ SPEC = {
 def test_what_would_be_gated_is_foreseen(tmp_path, changes, said):
     """`doctor` tells from the spec alone what each launch would be told, with what to write."""
     tree = {**SPEC, **{part: {**SPEC.get(part, {}), **changed} for part, changed in changes.items()}}
-    found = [each.line for each in foreseen(specfile.parse(tree), str(tmp_path))]
+    found = warnings(specfile.parse(tree), str(tmp_path))
     assert len(found) == len(said), found
     assert all(words in line for words, line in zip(said, found, strict=True))
 
@@ -176,9 +182,47 @@ def test_what_would_be_gated_is_foreseen(tmp_path, changes, said):
 def test_model_with_a_template_is_not_measured_without_it_unsaid(tmp_path, where):
     """An instruct model's draft is believed less on text without the template: told before the night is spent."""
     (tmp_path / where).write_text('{"chat_template": "{{ messages }}"}')
-    (line,) = [each.line for each in foreseen(specfile.parse(SPEC), str(tmp_path))]
+    (line,) = warnings(specfile.parse(SPEC), str(tmp_path))
     assert "write workload.chat: true" in line
-    assert list(foreseen(specfile.parse(SPEC), "org/model")) == [], "nothing is said of what cannot be looked at"
+    assert warnings(specfile.parse(SPEC), "org/model") == [], "nothing is said of what cannot be looked at"
+
+
+TTFT = {"constraints": {"ttft_p95_ms": 90}}
+
+
+def test_too_few_prompts_and_too_many_are_foreseen():
+    """As the gate `passes` says it after a launch, of each concurrency; a pass over 1,001 prompts is long."""
+    spec = specfile.parse({**SPEC, "workload": {"concurrency": [1, 3, 4, 8]}})
+    prompts = tuple(Prompt(id=str(n), category="c", text="t") for n in range(1001))
+    (line,) = warnings(spec, "org/model", prompts[:3])
+    few = "3 prompts are fewer than the {} streams: passes run at the same time"
+    assert f"{few.format(4)}; {few.format(8)}: too little to trust its interval; give more prompts" in line
+    assert warnings(spec, "org/model", prompts[:8]) == warnings(spec, "org/model", prompts[:1000]) == []
+    assert (
+        "1,001 prompts are sent in each pass; workload.num_prompts takes fewer"
+        in warnings(spec, "org/model", prompts)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({}, "ok"),
+        ({"objective": TTFT}, "warning"),
+        ({"objective": TTFT, "engine": {"args": {"disable-radix-cache": True}}}, None),
+        ({"objective": TTFT, "engine": {"args": {"disable-radix-cache": False}}}, "warning"),
+        (
+            {"objective": TTFT, "space": {"args": {"disable-radix-cache": [True, False]}}},
+            "warning",
+        ),
+    ],
+)
+def test_a_prefix_cache_is_foreseen(changes, level):
+    """Said of every spec that leaves it on, in the words of `bench`; a warning where those times have a limit."""
+    tree = {**SPEC, **{part: {**SPEC.get(part, {}), **changed} for part, changed in changes.items()}}
+    found = [each for each in foreseen(specfile.parse(tree), WORKLOAD.prompts, "org/model") if "cache" in each.line]
+    assert [each.level for each in found] == ([level] if level else [])
+    assert all("times to first token are those of known ones" in each.line for each in found)
 
 
 def test_every_gate_is_in_the_table():

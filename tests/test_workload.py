@@ -177,7 +177,9 @@ def test_so_many_prompts_are_drawn_by_seed():
     assert some == drawn(load_prompts("builtin:mixed"), 10, 3) != drawn(everything, 10, 4)
     assert list(some) == [prompt for prompt in everything if prompt in some]
     assert len({prompt.id for prompt in some}) == 10
-    assert [prompt.id for prompt in some][:3] == ["code-07", "arithmetic-09", "chat-13"], "on every machine, in every version"
+    assert [prompt.id for prompt in some][:3] == ["code-07", "arithmetic-09", "chat-13"], (
+        "on every machine, in every version"
+    )
     for most in (None, len(everything), 10**6):
         assert drawn(everything, most, 3) == everything
 

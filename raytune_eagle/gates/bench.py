@@ -24,6 +24,7 @@ from raytune_eagle.model.measurement import Gate, Request
 _MOST_WITHOUT_GRAPH = 0.5
 _SHORT_S = 2.0
 """Three passes of 0.6 s on two H200s gave 1336 and 1826 tok/s for one point, each within 2 % from pass to pass."""
+KNOWN_PROMPTS = "from the second pass on it knows the prompts, and times to first token are those of known ones"
 _ROUNDS = 200
 """Verify rounds from which a warm-up is believed: a draft of 1.2 gives 1.05 in fewer than 1 of 10,000."""
 
@@ -152,9 +153,14 @@ def prefix_cache(seen: Seen) -> Iterator[Gate]:
     if seen.info.get("disable_radix_cache") is False:
         yield warned(
             "prefix_cache",
-            "the server has a prefix cache: from the second pass on it knows the prompts, and times to first token are "
-            "those of known ones; launch it with --disable-radix-cache to measure prefill",
+            f"the server has a prefix cache: {KNOWN_PROMPTS}; launch it with --disable-radix-cache to measure prefill",
         )
+
+
+def fewer_prompts(prompts: int, streams: int) -> str:
+    """Why passes do not come one after the other; empty where they do."""
+    few = f"{prompts} prompts are fewer than the {streams} streams: passes run at the same time"
+    return few if prompts < streams else ""
 
 
 def _passes(seen: Seen) -> Iterator[Gate]:
@@ -165,8 +171,8 @@ def _passes(seen: Seen) -> Iterator[Gate]:
             for row in seen.requests
             if row.concurrency == m.concurrency and row.repeat >= 0
         ]
-        if prompts < m.concurrency:
-            found.append(f"{prompts} prompts are fewer than the {m.concurrency} streams: passes run at the same time")
+        if few := fewer_prompts(prompts, m.concurrency):
+            found.append(few)
         elif spans and (lasted := max(end for _, end in spans) - min(start for start, _ in spans)) < _SHORT_S:
             found.append(f"all passes at {m.concurrency} took {lasted:.1f} s")
     if found:

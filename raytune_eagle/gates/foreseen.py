@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from raytune_eagle.findings import Finding, warning
-from raytune_eagle.spec import Spec
+from raytune_eagle.findings import Finding, ok, warning
+from raytune_eagle.gates.bench import KNOWN_PROMPTS, fewer_prompts
+from raytune_eagle.model.workload import Prompt
+from raytune_eagle.spec import Spec, values
 from raytune_eagle.weights import UnreadableError, read_json
+from raytune_eagle.workload import told_if_many
 
+_NO_CACHE = "disable-radix-cache"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
-def foreseen(spec: Spec, model: str) -> Iterator[Finding]:
+def foreseen(spec: Spec, prompts: Sequence[Prompt], model: str) -> Iterator[Finding]:
     """What would be warned of at each launch, or could not be told there.
 
     Args:
         spec: the study.
+        prompts: of its search.
         model: folder of the target; where it is none, nothing is said of its chat template.
     """
     if spec.space.nccl and "NCCL_DEBUG" not in spec.engine.env:
         yield warning("space.nccl", "whether NCCL takes its settings is only known with engine.env.NCCL_DEBUG: INFO")
+    yield from _passes(spec, prompts)
+    yield from _prefix_cache(spec)
     yield from _template(spec, Path(model))
+
+
+def _passes(spec: Spec, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+    few = [words for streams in spec.workload.concurrency if (words := fewer_prompts(len(prompts), streams))]
+    if few:
+        yield warning("workload.prompts", f"{'; '.join(few)}: too little to trust its interval; give more prompts")
+    yield from (warning("workload.prompts", line) for line in told_if_many(prompts, "workload.num_prompts"))
+
+
+def _prefix_cache(spec: Spec) -> Iterator[Finding]:
+    """A warning where times to first token are limited."""
+    tried = values(spec.space.args.get(_NO_CACHE, (spec.engine.args.get(_NO_CACHE),)))
+    decides = any(name.startswith("ttft") for name in spec.objective.constraints)
+    if not all(tried):
+        cache = f"the server has a prefix cache unless told otherwise: {KNOWN_PROMPTS}"
+        yield (warning if decides else ok)("engine.args", f"{cache}; write {_NO_CACHE}: true to measure prefill")
 
 
 def _template(spec: Spec, folder: Path) -> Iterator[Finding]:
