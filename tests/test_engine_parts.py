@@ -249,6 +249,22 @@ def test_log_that_ends_in_half_a_line_has_grown_once(tmp_path):
     assert follower.news() == (True, [("weights", "1/2")])
 
 
+def test_a_log_is_read_once_and_a_server_that_gave_up_is_noticed(tmp_path):
+    """What was read may be gone from the file; words that come in two parts are seen all the same, and stay seen."""
+    log = tmp_path / "log"
+    log.write_text("Load weight end. elapsed=1 s, type=X, y\nERROR: [Errno 98] error while att")
+    follower = LogFollower(log)
+    assert follower.news() == (True, [("weights", "X")])
+    assert not follower.gave_up
+    read = log.read_text().replace("X", "Y")
+    log.write_text(f"{read}empting to bind on address ('127.0.0.1', 1)\n")
+    assert follower.news() == (True, [])
+    assert follower.gave_up
+    log.write_text(log.read_text() + "more\n")
+    assert follower.news() == (True, [])
+    assert follower.gave_up
+
+
 def test_stall_needs_silence_and_idleness():
     """Either new log bytes or CPU work is progress; without both, the limit counts."""
     stall = Stall(0.05)

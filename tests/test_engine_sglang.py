@@ -137,6 +137,16 @@ def test_start_that_never_ends_is_ended(serve):
 
 
 @pytest.mark.slow
+def test_a_large_log_is_not_read_again_at_each_growth(serve, tmp_path):
+    """A start that logs megabytes is read once as it grows, and three times when it is ended: not the square of it."""
+    before = psutil.Process().io_counters().read_chars
+    fails(serve, job("never_ready=100"), start_timeout_s=5)
+    read, (log,) = psutil.Process().io_counters().read_chars - before, (tmp_path / "logs").rglob("*.log")
+    assert log.stat().st_size > 2_000_000
+    assert read < 4.6 * log.stat().st_size
+
+
+@pytest.mark.slow
 def test_port_that_was_taken_is_told_and_tried_again(serve, seen):
     """SGLang hangs when its port is taken, deaf to SIGTERM: ended, told as what it is, tried once more on another."""
     error, _ = fails(serve, job("take_port"), start_stall_s=3)

@@ -93,7 +93,7 @@ class Start:
             for name, detail in events:
                 self.progress(name, detail)
             self._end_if_hopeless()
-            if grew and failures.hangs(self.log_text()):
+            if follower.gave_up:
                 self._end_hanging("stalled", "the server gave up, but does not end")
             if stall.over(self.processes.cpu_s(), grew=grew):
                 self._end_hanging("stalled", f"no log line and no CPU work for {settings.start_stall_s:g} s")

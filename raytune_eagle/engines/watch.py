@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from raytune_eagle.engines.guarded import Guarded
+from raytune_eagle.failures import hangs
 from raytune_eagle.logs import lines, progress
 
 CPU_SHARE = 0.2
@@ -94,10 +95,15 @@ def _lives(process: psutil.Process) -> bool:
 
 
 class LogFollower:
-    """Reads what is new in a log, whole lines at a time."""
+    """Reads what is new in a log, whole lines at a time; what was read is not read again.
+
+    Attributes:
+        gave_up: a line so far says that the server did; see `raytune_eagle.failures.hangs`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.at, self.size = path, 0, 0
+        self.gave_up = False
         self.last: tuple[str, str] | None = None
 
     def news(self) -> tuple[bool, list[tuple[str, str]]]:
@@ -105,6 +111,7 @@ class LogFollower:
         with self.path.open("rb") as log:
             log.seek(self.at)
             new = log.read()
+        self.gave_up = self.gave_up or hangs(new.decode(errors="replace"))
         size, whole = self.at + len(new), new[: max(new.rfind(b"\n"), new.rfind(b"\r")) + 1]
         grew, self.size, self.at = size > self.size, size, self.at + len(whole)
         events = []

@@ -15,7 +15,7 @@ Environment RAYTUNE_FAKE: faults, comma-separated, each ``name`` or ``name=value
     missing_draft       a launch with speculation ends with 1, as where its draft cannot be found
     hang                say nothing, open no port, for ever
     stall               the first log lines, then like ``hang``
-    never_ready         /health answers 503 for ever, while the log goes on
+    never_ready         /health answers 503 for ever, while the log goes on (never_ready=KB: in lines of so many KB)
     take_port           "address already in use", then hang and ignore SIGTERM, as SGLang does
     refuse              each generation is answered with 400
     die=N               end with 1, and a traceback in the log, after N streamed chunks
@@ -234,10 +234,10 @@ def before_port(asked, args):
         subprocess.Popen([sys.executable, "-c", DAEMON])
 
 
-def chatter():
+def chatter(kilobytes):
     """A log that goes on."""
     while True:
-        say("still starting")
+        say("still starting" + 1000 * kilobytes * ".")
         time.sleep(0.1)
 
 
@@ -251,7 +251,7 @@ def main():
     ThreadingHTTPServer.request_queue_size = 256  # all streams may connect at once
     server = ThreadingHTTPServer((args.host, args.port), Handler)
     if "never_ready" in asked:
-        threading.Thread(target=chatter, daemon=True).start()
+        threading.Thread(target=chatter, args=[int(asked["never_ready"] or 0)], daemon=True).start()
     else:
         sys.stdout.write(Path(asked["say"]).read_text() if "say" in asked else "")
         say("The server is fired up and ready to roll!")
