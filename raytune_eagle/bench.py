@@ -18,7 +18,7 @@ from raytune_eagle import gates
 from raytune_eagle.engines.proof import facts
 from raytune_eagle.errors import BenchError, SpecError
 from raytune_eagle.figures import CategorySummary, by_category
-from raytune_eagle.measure import measure
+from raytune_eagle.measure import InterruptedBench, MeasureResult, measure
 from raytune_eagle.model import Value
 from raytune_eagle.model.config import Config, Speculative
 from raytune_eagle.model.measurement import Gate, Measurement, Request, Vitals
@@ -80,7 +80,8 @@ class BenchReport(Value):
         chat: prompts were sent in the model's chat template.
         categories: figures by concurrency and category of prompts.
         gates: what was seen of it; see `raytune_eagle.gates`.
-        left_out: numbers of streams that were not measured to the end, all behind those that were.
+        left_out: numbers of streams that were not measured to the end, all behind those that were. The first of them
+            has figures all the same where some of its passes were whole when it was interrupted.
         why: they were not; `STOPPED`, or what failed.
     """
 
@@ -156,10 +157,10 @@ def bench(running: Running, workload: Workload, progress: Progress) -> BenchRepo
 
     Raises:
         BenchError: too many requests failed at the first concurrency.
-        KeyboardInterrupt: before the first was measured.
+        KeyboardInterrupt: before the first pass was whole.
     """
     workload = workload.model_copy(update={"chat": workload.chat or not running.sglang})
-    result, why = _measured(running, workload, progress)
+    result, whole, why = _measured(running, workload, progress)
     return BenchReport(
         url=running.url,
         server=f"SGLang {running.facts.version}".strip() if running.sglang else "OpenAI's format",
@@ -168,26 +169,28 @@ def bench(running: Running, workload: Workload, progress: Progress) -> BenchRepo
         measurements=result.measurements,
         categories=by_category(result.requests),
         gates=gates.standing(_seen(running, workload, result)),
-        left_out=workload.concurrency[len(result.measurements) :],
+        left_out=workload.concurrency[whole:],
         why=why,
     )
 
 
-def _measured(running: Running, workload: Workload, progress: Progress) -> tuple[_Figures, str]:
-    """Figures of the concurrencies that came to their end, and why not all did."""
-    measurements, requests, why = list[Measurement](), list[Request](), ""
+def _measured(running: Running, workload: Workload, progress: Progress) -> tuple[_Figures, int, str]:
+    """Figures so far, of how many concurrencies to their end, and why not of all."""
+    results, whole, why = list[MeasureResult](), 0, ""
     for level in workload.concurrency:
         one = workload.model_copy(update={"concurrency": (level,)})
         try:
-            result = measure(running, one, progress, model=running.model)
+            results.append(measure(running, one, progress, model=running.model))
         except (KeyboardInterrupt, BenchError) as exc:
-            if not measurements:
-                raise
             why = str(exc) or STOPPED
+            if isinstance(exc, InterruptedBench) and exc.kept.measurements:
+                results.append(exc.kept)
+            if not results:
+                raise
             break
-        measurements += result.measurements
-        requests += result.requests
-    return _Figures(tuple(measurements), tuple(requests)), why
+        whole += 1
+    measurements = tuple(one for result in results for one in result.measurements)
+    return _Figures(measurements, tuple(row for result in results for row in result.requests)), whole, why
 
 
 def _seen(running: Running, workload: Workload, result: _Figures) -> gates.Seen:

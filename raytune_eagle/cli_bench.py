@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from raytune_eagle.errors import SpecError
 from raytune_eagle.interrupts import INTERRUPTED
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.workload import drawn, load_prompts, told_if_many
+
+if TYPE_CHECKING:
+    from raytune_eagle.bench import BenchReport
 
 _OTHER_FILES = 64
 """Open files of a process that are no connections."""
@@ -55,14 +58,22 @@ def bench(url: str, concurrency: str, api_key_env: str | None, form: str, **sett
     if form == "json":
         click.echo(report.model_dump_json(indent=2))
     else:
-        title = f"{report.server} at {report.url}: {report.model}"
+        mark = f" ({report.why})" if report.why == running.STOPPED else ""
+        title = f"{report.server} at {report.url}: {report.model}{mark}"
         show_bench(title, (report.measurements, report.categories), report.gates, stdout())
     if report.left_out:
-        streams = ",".join(map(str, report.left_out))
-        say([f"{report.why}; what is above is whole, left out: --concurrency {streams}"])
+        say([f"{report.why}; {_what_there_is(report)}"])
         sys.exit(INTERRUPTED if report.why == running.STOPPED else FAILED)
     if any(gate.verdict == "failed" for gate in report.gates):
         sys.exit(FAILED)
+
+
+def _what_there_is(report: BenchReport) -> str:
+    """Of a bench that did not come to its end."""
+    cut = [m for m in report.measurements if m.concurrency in report.left_out]
+    above = f"--concurrency {cut[0].concurrency} is above with its whole passes ({cut[0].passes})" if cut else ""
+    left_out = ",".join(map(str, report.left_out[len(cut) :]))
+    return (above or "what is above is whole") + (f", left out: --concurrency {left_out}" if left_out else "")
 
 
 def _levels(text: str) -> tuple[int, ...]:

@@ -54,6 +54,14 @@ class MeasureResult(Value):
     hopeless: str = ""
 
 
+class InterruptedBench(KeyboardInterrupt):
+    """Ctrl-C in a bench; `kept` has its figures so far, of whole passes alone (perhaps none)."""
+
+    def __init__(self, kept: MeasureResult) -> None:
+        super().__init__()
+        self.kept = kept
+
+
 def measure(
     server: Server,
     workload: Workload,
@@ -76,10 +84,17 @@ def measure(
             `max_failed_share` allows, of those sent or of the shortest possible bench, whichever is more. Its
             attribute `requests` holds the rows so far, those under way included.
         SpecError: the workload has no prompts.
+        InterruptedBench: on Ctrl-C.
     """
     if not workload.prompts:
         raise SpecError("workload.prompts: no prompts to send; give at least one")
-    return uvloop.run(_Bench(server, Plan(workload, model, early, judge), progress).run())
+    bench = _Bench(server, Plan(workload, model, early, judge), progress)
+    try:
+        uvloop.run(bench.run())
+    except KeyboardInterrupt as exc:
+        bench.cut_short()
+        raise InterruptedBench(bench.result()) from exc
+    return bench.result()
 
 
 class Plan(NamedTuple):
@@ -97,19 +112,27 @@ class _Bench:
     def __init__(self, server: Server, plan: Plan, progress: Progress) -> None:
         self._server, self._plan, self._workload, self._progress = server, plan, plan.workload, progress
         self._hopeless = ""
+        self._under_way: Level | None = None
+        self._measurements: list[Measurement] = []
         self._rows: list[Request] = []
         self._samples: list[Sample] = []
         self._warmup_s = self._bench_s = 0.0
 
-    async def run(self) -> MeasureResult:
+    async def run(self) -> None:
         asyncio.get_running_loop().set_exception_handler(_interrupted)
-        measurements = []
         for concurrency in self._workload.concurrency:
-            measurements.append(await self._level(concurrency))
+            await self._level(concurrency)
             if self._hopeless:
                 break
+
+    def cut_short(self) -> None:
+        """Take the whole passes of the concurrency that is under way, where there are any."""
+        if self._under_way and self._under_way.cut_short():
+            self._close(self._under_way)
+
+    def result(self) -> MeasureResult:
         return MeasureResult(
-            measurements=tuple(measurements),
+            measurements=tuple(self._measurements),
             requests=tuple(self._rows),
             samples=tuple(self._samples),
             warmup_s=self._warmup_s,
@@ -117,22 +140,24 @@ class _Bench:
             hopeless=self._hopeless,
         )
 
-    async def _level(self, concurrency: int) -> Measurement:
+    async def _level(self, concurrency: int) -> None:
         level = Level(self._workload, concurrency, self._progress, self._plan.early, self._plan.judge)
-        began = perf_counter()
+        self._under_way, began = level, perf_counter()
         try:
             await self._drive(level)
-            figures = level.measurement()
+            self._close(level)
         except TrialError as error:
             error.requests = (*self._rows, *level.rows())
             raise
+        self._bench_s += perf_counter() - began - level.warmup_s
+
+    def _close(self, level: Level) -> None:
+        self._measurements.append(level.measurement())
+        self._under_way = None
         self._rows += level.rows()
         self._samples += level.samples
-        warmup_s = level.warmup_s
-        self._warmup_s += warmup_s
-        self._bench_s += perf_counter() - began - warmup_s
+        self._warmup_s += level.warmup_s
         self._hopeless = level.hopeless
-        return figures
 
     async def _drive(self, level: Level) -> None:
         """Run the streams, with an eye on the server; when one of them raises, all end."""

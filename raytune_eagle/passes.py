@@ -105,8 +105,17 @@ class Level:
         if not self._passes:
             self._passes = 1
             self._cut = {place for place, one in enumerate(self._streams) if one.repeat == 0 and one.ended is None}
+        self._decide(self._known())
+
+    def cut_short(self) -> bool:
+        """Leave it at the whole passes; False where there is none, or no token in them."""
+        if self._decided is None and self._passes:
+            self._decided = self._known()
+        return bool(self._decided and self._decided.value)
+
+    def _known(self) -> Interval:
         rows = [row for row in self._whole if row.repeat < self._passes]
-        self._decide(throughput(rows, self.concurrency, self._workload.seed))
+        return throughput(rows, self.concurrency, self._workload.seed)
 
     def _decide(self, known: Interval) -> None:
         self._decided = known
@@ -131,8 +140,7 @@ class Level:
 
     def _judge(self) -> None:
         """A pass is whole: tell of it, and decide whether it was the last."""
-        rows = [row for row in self._whole if row.repeat < self._passes]
-        known = throughput(rows, self.concurrency, self._workload.seed)
+        known = self._known()
         sure = f" ±{known.half_width:.1%}" if self._passes > 1 else ""
         self._progress(
             "pass",

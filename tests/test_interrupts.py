@@ -48,6 +48,30 @@ def test_an_interrupted_bench_prints_what_it_has(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_whole_passes_of_an_interrupted_concurrency_are_printed(tmp_path, form):
+    """Its first concurrency, in the second pass: the first is printed and marked, the exit code is 130."""
+    with OpenAI().running() as server:
+        run = bench(server.url, tmp_path, "--concurrency", "1,2", "--format", form, "--max-new-tokens", "600")
+        for line in run.stderr:
+            if line.startswith("pass: 1 of at most 8"):
+                break
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=30)
+    assert run.returncode == 130
+    last = "raytune-eagle: interrupted; --concurrency 1 is above with its whole passes (1), left out: --concurrency 2"
+    assert err.splitlines()[-1] == last
+    if form == "table":
+        assert "org/model (interrupted)" in " ".join(out.split())
+        return
+    report = json.loads(out)
+    assert (report["why"], report["left_out"]) == ("interrupted", [1, 2])
+    ((measured, category),) = zip(report["measurements"], report["categories"], strict=True)
+    assert (measured["concurrency"], measured["passes"], measured["completion_tokens"]) == (1, 1, 1200)
+    assert (measured["stable"], category["requests"]) == (False, 2)
+
+
+@pytest.mark.slow
 def test_a_bench_interrupted_at_its_first_has_nothing(tmp_path):
     """Nothing is printed as a result, and the last line says that a bench does not go on where it stopped."""
     with OpenAI(together="slow").running() as server:
