@@ -40,7 +40,8 @@ def _passes(spec: Spec, prompts: Sequence[Prompt]) -> Iterator[Finding]:
 
 def _prefix_cache(spec: Spec) -> Iterator[Finding]:
     """A warning where times to first token are limited."""
-    tried = values(spec.space.args.get(_NO_CACHE, (spec.engine.args.get(_NO_CACHE),)))
+    searched = spec.space.args.get(_NO_CACHE)
+    tried = values(searched) if searched else (spec.engine.args.get(_NO_CACHE),)
     decides = any(name.startswith("ttft") for name in spec.objective.constraints)
     if not all(tried):
         cache = f"the server has a prefix cache unless told otherwise: {KNOWN_PROMPTS}"
