@@ -179,7 +179,7 @@ def _json_list(source: str, text: str) -> list[_Entry]:
 def _lines(entries: list[_Entry]) -> list[_Line]:
     """The prompts; raises all mistakes at once."""
     lines, problems, seen = [], list(_slips(entries)), dict[str, str]()
-    for entry in entries:
+    for entry in [entry for entry in entries if not _nobody_asks(entry.item)] or entries:
         try:
             line = _line(entry)
         except ValueError as exc:
@@ -250,8 +250,16 @@ def _first_turn(item: Any) -> Any:
     if isinstance(item, str):
         return {"text": item}
     turns = item.get("conversations") if isinstance(item, dict) else None
-    if not isinstance(turns, list):
-        return item
+    return {**item, "text": _asked(turns)} if isinstance(turns, list) else item
+
+
+def _asked(turns: list[Any]) -> Any:
     human = (turn for turn in turns if isinstance(turn, dict) and turn.get("from", turn.get("role")) in _HUMAN)
     first = next(human, {})
-    return {**item, "text": first.get("value", first.get("content"))}
+    return first.get("value", first.get("content"))
+
+
+def _nobody_asks(item: Any) -> bool:
+    """Whether it is a conversation that no human opens: the public ShareGPT files have some, which no tool sends."""
+    turns = item.get("conversations") if isinstance(item, dict) else None
+    return isinstance(turns, list) and _asked(turns) in (None, "")

@@ -154,7 +154,10 @@ SPEC = {
 }
 
 
-def warnings(spec, model, prompts=WORKLOAD.prompts):
+PROMPTS = tuple(Prompt(id=str(n), category="c", text="t") for n in range(1001))
+
+
+def warnings(spec, model, prompts=PROMPTS[:8]):
     """Lines of what would be warned of."""
     return [each.line for each in foreseen(spec, prompts, model) if each.level == "warning"]
 
@@ -168,6 +171,9 @@ def warnings(spec, model, prompts=WORKLOAD.prompts):
         ({"workload": {"chat": True}}, ["no chat template in it"]),
         ({"engine": {"args": {"chat-template": "chatml"}}}, ["prompts are sent without it"]),
         ({"engine": {"args": {"chat-template": "chatml"}}, "workload": {"chat": True}}, []),
+        ({"engine": {"env": {"SGLANG_SIMULATE_ACC_LEN": "3"}}}, ["acceptance is pinned"]),
+        ({"workload": {"max_failed_share": 1}}, ["100% of the requests may fail"]),
+        ({"workload": {"temperature": 0.8}}, []),
     ],
 )  # fmt: skip
 def test_what_would_be_gated_is_foreseen(tmp_path, changes, said):
@@ -193,14 +199,14 @@ TTFT = {"constraints": {"ttft_p95_ms": 90}}
 def test_too_few_prompts_and_too_many_are_foreseen():
     """As the gate `passes` says it after a launch, of each concurrency; a pass over 1,001 prompts is long."""
     spec = specfile.parse({**SPEC, "workload": {"concurrency": [1, 3, 4, 8]}})
-    prompts = tuple(Prompt(id=str(n), category="c", text="t") for n in range(1001))
-    (line,) = warnings(spec, "org/model", prompts[:3])
+    line, beside = warnings(spec, "org/model", PROMPTS[:3])
+    assert "3 prompts: gates text and repetition need 8" in beside
     few = "3 prompts are fewer than the {} streams: passes run at the same time"
     assert f"{few.format(4)}; {few.format(8)}: too little to trust its interval; give more prompts" in line
-    assert warnings(spec, "org/model", prompts[:8]) == warnings(spec, "org/model", prompts[:1000]) == []
+    assert warnings(spec, "org/model", PROMPTS[:8]) == warnings(spec, "org/model", PROMPTS[:1000]) == []
     assert (
         "1,001 prompts are sent in each pass; workload.num_prompts takes fewer"
-        in warnings(spec, "org/model", prompts)[0]
+        in warnings(spec, "org/model", PROMPTS)[0]
     )
 
 

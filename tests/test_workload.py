@@ -70,6 +70,19 @@ def test_json_lines_survive_bom_crlf_and_blank_lines(tmp_path):
     ]
 
 
+def test_conversations_that_nobody_opens_are_left_out(tmp_path):
+    """As the public ShareGPT files have them: without turns, of the model alone, or with an empty question."""
+    talks = [
+        {"id": "a", "conversations": []},
+        {"id": "b", "conversations": [{"from": "gpt", "value": "Hi."}]},
+        {"id": "c", "conversations": [{"from": "human", "value": ""}]},
+        {"id": "d", "conversations": [{"from": "human", "value": "Why?"}]},
+    ]
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(talks))
+    assert [(prompt.id, prompt.text) for prompt in load_prompts(str(path))] == [("d", "Why?")]
+
+
 def test_sharegpt_gives_the_first_human_turn(tmp_path):
     """A ShareGPT list becomes its first human turns, also after a system turn and under the newer key names."""
     talks = [

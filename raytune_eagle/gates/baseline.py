@@ -22,7 +22,7 @@ _LEAST_SAME = 0.5
 _EXPECTED = 0.8
 _BEGINNING = 1
 """Of `Request.prefix_hashes`: 64 characters, about 16 tokens."""
-_ENOUGH = 8
+ENOUGH = 8
 """Prompts; a share of fewer says nothing."""
 Answers = Mapping[tuple[int, str], Request]
 
@@ -65,9 +65,9 @@ def _text(ours: Answers, plain: Answers, itself: Answers) -> Gate:
     share, count = _alike(ours, plain)
     usual, counted = _alike(itself, plain)
     detail = f"{share:.0%} of {count} answers begin (64 characters) as plain decoding's do"
-    if count < _ENOUGH:
+    if count < ENOUGH:
         return unknown("text", f"{detail}, too few to judge")
-    if share < _LEAST_SAME * (usual if counted >= _ENOUGH else 1.0):
+    if share < _LEAST_SAME * (usual if counted >= ENOUGH else 1.0):
         return failed("text", f"{detail}; rounding explains a tenth that differ, not this: the text is not the model's")
     return warned("text", detail) if share < _EXPECTED else passed("text")
 
@@ -83,10 +83,10 @@ def _repetition(ours: Answers, plain: Answers) -> Gate:
     """A target may repeat itself by its own nature (a small one, or a chat model without its template)."""
     share, count = _looping(ours)
     detail = f"{share:.0%} of {count} answers repeat themselves"
-    if count < _ENOUGH:
+    if count < ENOUGH:
         return unknown("repetition", f"{detail}, too few are long enough to judge")
     before, counted = _looping(plain)
-    if counted >= _ENOUGH and share > before + _MORE:
+    if counted >= ENOUGH and share > before + _MORE:
         return failed("repetition", f"{detail}, {before:.0%} of plain decoding's: the text is not the model's")
     if share > _MORE:
         why = "a draft guesses them too well: give prompts that the model answers (a chat model: workload.chat)"

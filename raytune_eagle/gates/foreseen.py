@@ -6,13 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from raytune_eagle.findings import Finding, ok, warning
+from raytune_eagle.gates.baseline import ENOUGH
 from raytune_eagle.gates.bench import KNOWN_PROMPTS, fewer_prompts
+from raytune_eagle.gates.server import SIMULATED
 from raytune_eagle.model.workload import Prompt
 from raytune_eagle.spec import Spec, values
 from raytune_eagle.weights import UnreadableError, read_json
 from raytune_eagle.workload import told_if_many
 
 _NO_CACHE = "disable-radix-cache"
+_MANY_FAILED = 0.1
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
@@ -27,6 +30,7 @@ def foreseen(spec: Spec, prompts: Sequence[Prompt], model: str) -> Iterator[Find
     if spec.space.nccl and "NCCL_DEBUG" not in spec.engine.env:
         yield warning("space.nccl", "whether NCCL takes its settings is only known with engine.env.NCCL_DEBUG: INFO")
     yield from _passes(spec, prompts)
+    yield from _without_text(spec, prompts)
     yield from _prefix_cache(spec)
     yield from _template(spec, Path(model))
 
@@ -36,6 +40,23 @@ def _passes(spec: Spec, prompts: Sequence[Prompt]) -> Iterator[Finding]:
     if few:
         yield warning("workload.prompts", f"{'; '.join(few)}: too little to trust its interval; give more prompts")
     yield from (warning("workload.prompts", line) for line in told_if_many(prompts, "workload.num_prompts"))
+
+
+def _without_text(spec: Spec, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+    """What keeps the gates from saying whether the text is the model's own, and a limit that lets all fail."""
+    if len(prompts) < ENOUGH:
+        few = f"{len(prompts)} prompts: gates text and repetition need {ENOUGH} to say whether the text is the model's"
+        yield warning("workload.prompts", few)
+    if spec.workload.temperature:
+        sampled = "answers are drawn anew each time: none can be held against plain decoding's (gate text); 0 can"
+        yield ok("workload.temperature", sampled)
+    if SIMULATED in spec.engine.env:
+        yield warning(
+            f"engine.env.{SIMULATED}", "acceptance is pinned, the text is not the model's, and no gate judges it"
+        )
+    if (share := spec.workload.max_failed_share) > _MANY_FAILED:
+        lost = f"{share:.0%} of the requests may fail, and the launch counts; a tenth is much already"
+        yield warning("workload.max_failed_share", lost)
 
 
 def _prefix_cache(spec: Spec) -> Iterator[Finding]:

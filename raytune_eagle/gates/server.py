@@ -23,6 +23,9 @@ _DESTINATIONS = {
 }
 """Arguments that have another name than their flag (SGLang 0.5.20, ``ServerArgs.add_cli_args``)."""
 
+SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
+"""Pins how many tokens are accepted, for measurements without a draft of the model."""
+
 
 def arguments(seen: Seen) -> Iterator[Gate]:
     """Does what runs equal what was asked?"""
@@ -43,10 +46,10 @@ def _simulated(seen: Seen) -> Iterator[Gate]:
     Told of plain decoding too: in such a study text is nowhere the matter, and a target of random weights, all of whose
     calls are close, parts from its own text under another NCCL protocol (seen on four H200s: 31 % began alike).
     """
-    if length := seen.config.env.get("SGLANG_SIMULATE_ACC_LEN"):
+    if length := seen.config.env.get(SIMULATED):
         yield warned(
             "simulated",
-            f"SGLANG_SIMULATE_ACC_LEN={length} pins acceptance: throughput says how long a cycle takes, and nothing of "
+            f"{SIMULATED}={length} pins acceptance: throughput says how long a cycle takes, and nothing of "
             "the draft or the text",
         )
 
