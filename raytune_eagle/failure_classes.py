@@ -21,6 +21,7 @@ class Rule:
     """A class of failures: its pattern, where it is meant, and what to tell.
 
     Attributes:
+        said: what to tell before the advice, where it is not the same for all of a class.
         stages: how far the rank that said it had come; any where empty.
         start: only said by a server that was not ready yet; later the words are of something else.
         kind: a cause; a symptom, which a cause on another rank has, too; or the end of a process, seen from itself, its
@@ -35,6 +36,7 @@ class Rule:
     stages: tuple[Stage, ...] = ()
     start: bool = False
     kind: Kind = "cause"
+    said: str = ""
 
 
 OOM = r"OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
@@ -42,12 +44,13 @@ IMA = r"illegal memory access|CUDA error: misaligned address|device-side assert|
 """The last is what CUDA (cudaErrorLaunchFailure) calls a kernel's invalid pointer, shared memory's included."""
 GPU_BROKEN = r"[Uu]ncorrectable (?:ECC|NVLink)|fallen off the bus|GPU is lost"
 NO_GPU = (
-    r"[Nn]o CUDA-capable device|No CUDA GPUs are available|No accelerator \(CUDA|busy or unavailable"
+    r"[Nn]o CUDA-capable device|No CUDA GPUs are available|No accelerator \(CUDA|is/are busy or unavailable"
     r"|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initialized|unsupported display driver"
     r"|Found no NVIDIA driver|NVIDIA driver on your system is too old|CUDA driver version is insufficient"
     r"|CUDA driver initialization failed|library version mismatch|nvidia-smi not found"
 )
 """Of torch, of CUDA's and NVML's error strings, and of SGLang's ``get_nvgpu_memory_capacity``."""
+GPU_ADVICE = "a GPU or its driver failed: see dmesg and nvidia-smi -q on that node"
 DISK_FULL = r"No space left on device"
 HOST_LIMITS = r"Too many open files|can't start new thread|Resource temporarily unavailable"
 TREE = r"selected index k out of range"
@@ -71,14 +74,15 @@ def crashed(signal: Signals) -> Rule:
     return Rule(
         "crashed",
         rf"(?:{CRASHES[signal]}){frame}|[Ee]xit code:? {-signal}\b",
-        f"a process of the server crashed: {signal.name}, in native code (a kernel, NCCL, a driver): leave out what "
-        "sets this configuration apart from those that run; if others crash there, too, see dmesg on that node",
+        "native code failed (a kernel, NCCL, a driver): leave out what sets this configuration apart from those that run; "
+        "if others crash there, too, see dmesg on that node",
+        said=f"a process of the server crashed: {signal.name}: ",
         kind="end",
     )
 
 
 RULES = (
-    Rule("gpu_lost", GPU_BROKEN, "a GPU failed: see dmesg and nvidia-smi -q on that node", "machine"),
+    Rule("gpu_lost", GPU_BROKEN, GPU_ADVICE, "machine"),
     Rule(
         "tree_too_small",
         TREE,
@@ -171,7 +175,7 @@ RULES = (
     Rule(
         "gpu_lost",
         rf"^(?!.*Warning: ).*(?:{NO_GPU})",
-        "a GPU or its driver failed: see dmesg and nvidia-smi -q on that node",
+        GPU_ADVICE,
         "machine",
     ),
     Rule("disk_full", DISK_FULL, "a disk is full: see df -h on that node (/dev/shm, too)", "machine"),

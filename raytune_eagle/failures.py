@@ -76,7 +76,8 @@ def _found(rule: Rule, text: str) -> Failure | None:
         return None
     begin, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
     line = text[begin : end if end >= 0 else None].strip().splitlines()[-1].strip()
-    return Failure(rule.name, reached, f"{rule.advice}: {line[:300]}", rule.fault, rule.transient, line, match.start())
+    detail = f"{rule.said}{rule.advice}: {line[:300]}"
+    return Failure(rule.name, reached, detail, rule.fault, rule.transient, line, match.start())
 
 
 def _all_found(text: str) -> list[Failure]:
@@ -113,10 +114,14 @@ def classify(text: str, exit_code: int | None) -> Failure:
 
 
 def _died_before(found: list[Failure], text: str) -> str | None:
-    """The exception, of no class, that a rank had died of before others said what is known: that followed from it."""
+    """The exception, of no class, that a rank had died of before others said what is known: that followed from it.
+
+    Not so where one was killed: ranks that lose it die of many an exception before their launcher tells.
+    """
     first = EXCEPTION.search(text, text.find(HIT)) if HIT in text else None
-    caused = any(rule.name == found[0].name for rule in RULES if rule.kind == "cause")
-    return first[1] if first and not caused and first.end() < min(failure.at for failure in found) else None
+    sure = {rule.name for rule in RULES if rule.kind == "cause"} | {"killed_by_os"}
+    told = first and found[0].name not in sure and first.end() < min(failure.at for failure in found)
+    return first[1] if first and told else None
 
 
 def _signalled(exit_code: int, text: str) -> Failure | None:
@@ -125,7 +130,7 @@ def _signalled(exit_code: int, text: str) -> Failure | None:
     rule = next((crashed(signal) for signal in CRASHES if signal == number), None)
     if number == Signals.SIGKILL:
         rule = next(rule for rule in RULES if rule.name == "killed_by_os")
-    return rule and Failure(rule.name, stage(text), rule.advice, rule.fault)
+    return Failure(rule.name, stage(text), f"{rule.said}{rule.advice}", rule.fault) if rule else None
 
 
 def _last_line(text: str) -> str:

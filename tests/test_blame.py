@@ -84,6 +84,7 @@ def test_without_a_cause_the_first_is_told(first, then):
         (f"{SERVING}RuntimeError: CUDA error: unspecified launch failure\n", "cuda_ima", "configuration"),
         (f"{SERVING}{UNKNOWN}{NCCL_TIMEOUT}", "unknown", "configuration"),
         (f"{SERVING}{UNKNOWN}Fatal Python error: Segmentation fault\n", "unknown", "configuration"),
+        (f"{SERVING}{UNKNOWN}Subprocess scheduler_0 (pid=1) crashed with exit code -9.\n", "killed_by_os", "machine"),
         (f"{SERVING}Fatal Python error: Segmentation fault\n{NCCL_TIMEOUT}", "crashed", "configuration"),
         (f"{SERVING}{NCCL_TIMEOUT}Fatal Python error: Aborted\n", "nccl_timeout", "configuration"),
     ],
@@ -124,10 +125,17 @@ def test_signals_of_crashes(number, signal, said):
     assert f"crashed: {signal}" in told.detail
 
 
+def test_what_to_do_about_crashes_is_the_same_for_all():
+    """The report tells the advice of a class once, whatever the signals of its launches were."""
+    assert len({rule.advice for rule in RULES if rule.name == "crashed"}) == 1
+
+
 @pytest.mark.parametrize("exit_code", [-11, 139, -6, 134])
 def test_launcher_that_crashed_without_a_word(exit_code):
     """Its exit code is all there is, by itself or through a shell."""
-    assert failures.classify(STARTED, exit_code).name == "crashed"
+    told = failures.classify(STARTED, exit_code)
+    assert told.name == "crashed"
+    assert "crashed: SIG" in told.detail
 
 
 def test_last_words_are_not_the_launchers():
