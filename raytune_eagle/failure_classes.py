@@ -60,7 +60,7 @@ IN_ARGUMENTS = r"in (?:prepare_server_args|from_cli_args|resolve_once|check_serv
 
 CRASHES: dict[Signals, str] = {
     SIGSEGV: r"Fatal Python error: Segmentation fault",
-    SIGABRT: r"Fatal Python error: Aborted|^terminate called (?:after|without|recursively)",
+    SIGABRT: r"Fatal Python error: Aborted|^terminate called (?:after|without|recursively).*(?:\n  what\(\):.*)?",
     SIGBUS: r"Fatal Python error: Bus error",
     SIGILL: r"Fatal Python error: Illegal instruction",
     SIGFPE: r"Fatal Python error: Floating[ -]point exception",
@@ -74,8 +74,8 @@ def crashed(signal: Signals) -> Rule:
     return Rule(
         "crashed",
         rf"(?:{CRASHES[signal]}){frame}|[Ee]xit code:? {-signal}\b",
-        "native code failed (a kernel, NCCL, a driver): leave out what sets this configuration apart from those that run; "
-        "if others crash there, too, see dmesg on that node",
+        "native code failed (a kernel, NCCL, a driver): leave out what sets this configuration apart from those that "
+        "run; if others crash there, too, see dmesg on that node",
         said=f"a process of the server crashed: {signal.name}: ",
         kind="end",
     )

@@ -125,6 +125,13 @@ def test_signals_of_crashes(number, signal, said):
     assert f"crashed: {signal}" in told.detail
 
 
+def test_what_a_library_threw_is_told():
+    """C++ says why it gave up in the line after."""
+    threw = "terminate called after throwing an instance of 'c10::Error'\n  what():  no kernel image\n"
+    told = failures.classify(f"{STARTED}{threw}Fatal Python error: Aborted\n", -9)
+    assert (told.name, told.line) == ("crashed", "what():  no kernel image")
+
+
 def test_what_to_do_about_crashes_is_the_same_for_all():
     """The report tells the advice of a class once, whatever the signals of its launches were."""
     assert len({rule.advice for rule in RULES if rule.name == "crashed"}) == 1
