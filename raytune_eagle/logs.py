@@ -6,7 +6,7 @@ What a failure was is in `raytune_eagle.failures`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +32,7 @@ EVENTS: tuple[tuple[re.Pattern[str], str], ...] = (
 BAR = re.compile(r"(?=Capturing batches|Multi-thread loading|Loading safetensors|(?<!^)\[\d{4}-\d\d-\d\d \d\d:)")
 """Where a line begins that stands behind another without an end: a step of a progress bar, or another process."""
 OTHER_RANK = re.compile(r"^\[?[^][]*\b(?:TP|DP|PP|EP)[1-9]\d*\b[^][]*\]")
+RANK = re.compile(r"^\[[^][]*?\b((?:(?:TP|DP|PP|EP)\d+ ?)+)[^][]*\]")
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SECRET_WORDS = re.compile(r"((?:admin_)?api_key'?[=:]\s*)'[^']*'")
 IN_FRONT = re.compile(
@@ -44,6 +45,14 @@ IN_FRONT = re.compile(
 )
 BEHIND = re.compile(r" ?\[repeated \d+x across cluster\][^\n]*$", re.MULTILINE)
 """Ray's, where it left lines out."""
+REQUEST = re.compile(
+    r"^\[\d{4}-[^]\n]*\] (?:"
+    r"(?:Receive|Finish)(?: OpenAI)?: obj=(?:.*[)}]$|(?:.*\n(?!\[\d{4}-))+?.*[)}]$|.*)"
+    r'|\{"timestamp": .*"event": "request\..*)',
+    re.MULTILINE,
+)
+"""A request or an answer under ``--log-requests``, as text or JSON (0.5.20 ``utils/request_logger.py``); 0.4.1 wrote
+texts as they were, over several lines."""
 
 
 def clean(text: str) -> str:
@@ -67,12 +76,36 @@ def progress(line: str) -> tuple[str, str] | None:
     return None
 
 
+def without_requests(text: str) -> str:
+    """A cleaned log without what users asked and were answered."""
+    return REQUEST.sub("", text)
+
+
 def stage(text: str) -> Stage:
-    """How far the server came."""
+    """How far the server came: its first rank."""
+    return _reached(lines(text), None)
+
+
+def stage_of_last(text: str) -> Stage:
+    """How far the rank had come that wrote the last words of a log; the first, where no rank is told."""
+    said = list(lines(text))
+    writer = next((line for line in reversed(said) if line.startswith("[")), "")
+    return _reached(said, _rank(writer))
+
+
+def _reached(said: Iterable[str], rank: str | None) -> Stage:
     reached: Stage = "arguments"
-    for line in lines(text):
-        reached = next((name for pattern, name in STAGES if pattern.search(line)), reached)
+    for line in said:
+        name = next((name for pattern, name in STAGES if pattern.search(line)), None)
+        if name and (_rank(line) in {None, rank} or (rank is None and not OTHER_RANK.match(line))):
+            reached = name
     return reached
+
+
+def _rank(line: str) -> str | None:
+    """Who wrote the line: ``TP3``, ``DP0 TP1``; None where there is one rank, or it is of the whole server."""
+    found = RANK.match(line)
+    return found[1].strip() if found else None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytune_eagle import failures
+from raytune_eagle.failure_classes import RULES
 
 ASSETS = Path(__file__).parent / "assets" / "logs"
 FAILURES = {
@@ -20,10 +20,12 @@ FAILURES = {
     "fail_0520_cpu_draft_as_llama.log": "shape_mismatch",
     "fail_0520_cpu_tree_too_shallow.log": "tree_too_shallow",
     "tensorrt-llm_issue_953_2024-01_nccl218_error.log": "nccl_invalid_usage",
+    "fail_0516_h200_killed_by_os.log": "killed_by_os",
+    "fail_0520_cpu_segfault.log": "crashed",
     **{
         f"made_{rule.name}.log": rule.name
-        for rule in failures.RULES
-        if rule.name not in ("tree_too_small", "tree_too_shallow", "oom_kv", "rank_lost")
+        for rule in RULES
+        if rule.name not in ("tree_too_small", "tree_too_shallow", "oom_kv", "rank_lost", "crashed")
     },
 }
 

@@ -119,6 +119,13 @@ def test_ended_start_is_classified_from_its_log(serve):
     assert took < 2 + 2
 
 
+def test_crash_counts_against_its_configuration(serve):
+    """A scheduler that crashed while the launcher then killed itself is not put down to the machine."""
+    error, _ = fails(serve, job(f"exit={LOGS / 'fail_0520_cpu_segfault.log'}:137"))
+    assert error.failure_class == "crashed"
+    assert "SIGSEGV" in error.detail
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "stall"])
 def test_start_that_does_nothing_is_ended_as_stalled(serve, fault):

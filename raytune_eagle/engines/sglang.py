@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from raytune_eagle.engines.proof import Proof
 from raytune_eagle.engines.vitals import Pulse
 from raytune_eagle.engines.watch import LogFollower, Processes, Stall
 from raytune_eagle.errors import BenchError, LaunchError, NodeError, SpecError, TrialError
+from raytune_eagle.failure_classes import Fault
 from raytune_eagle.model.config import Config
 from raytune_eagle.model.measurement import Vitals
 from raytune_eagle.model.trial import Job, NodeFacts, ServerFacts
@@ -157,14 +159,15 @@ class Start:
         self.proof.join(1)
 
 
-def whose(failure: failures.Failure, config: Config, only_draft: str | None = None) -> failures.Fault:
+def whose(failure: failures.Failure, config: Config, only_draft: str | None = None) -> Fault:
     """Whose fault it is, given what was tried: a mistake in what only this configuration says is not the spec's."""
     if failure.fault != "spec":
         return failure.fault
-    own = [f"--{name}" for name in config.tuned_args]
+    own = {f"--{name}" for name in config.tuned_args}
     if config.speculative:
-        own += ["--speculative", *({config.speculative.draft} - {only_draft})]
-    return "configuration" if any(word in failure.line for word in own) else "spec"
+        own |= {config.speculative.draft.rstrip("/")} - {only_draft, (only_draft or "").rstrip("/")}
+    named = any(re.search(rf"(?<![\w.-]){re.escape(word)}(?![\w-]|\.\w)", failure.line) for word in own)
+    return "configuration" if named or (config.speculative and "--speculative-" in failure.line) else "spec"
 
 
 def _swept() -> list[int]:
