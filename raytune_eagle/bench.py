@@ -37,7 +37,7 @@ _SGLANG, _VLLM, _OTHER = "SGLang", "vLLM", "OpenAI's format"
 _PREFIX_CACHE = re.compile(r'vllm:cache_config_info\{[^}]*enable_prefix_caching="(True|False)"')
 _NAMED = 8
 """Models that are named where another was asked for."""
-_TAIL = re.compile(r"(/v1)?(/chat/completions|/models|/generate)?/*$")
+_TAIL = re.compile(r"(/v1)?((/chat)?/completions|/models|/generate)?/*$")
 
 
 STOPPED = "interrupted"

@@ -73,7 +73,7 @@ SPECULATIVE = [
 ]
 
 
-@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/chat/completions", "/v1/completions", "/v1/models"])
 def test_address_is_taken_as_it_is_pasted(path):
     """With the path of an API behind it, or without http:// in front."""
     with OpenAI().running() as server:
