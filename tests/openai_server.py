@@ -48,8 +48,8 @@ class OpenAI:
 
     `vllm`: it says what it is. `counts`, `usage`: it knows ``continuous_usage_stats`` and ``include_usage``, which it
     obeys. `thoughts`: its name for what is thought aloud. `together`: it is ``slow`` or does ``fail`` while it has more
-    than one stream; `most` is how many it had. `dies_after`: chunks of an answer, then its engine is dead. Of so many tokens as
-    `short` says one is counted.
+    than one stream; `most` is how many it had. `dies_after`: chunks of an answer, then its engine is dead. `short`:
+    of so many tokens one is counted.
     """
 
     vllm: bool = False

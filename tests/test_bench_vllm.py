@@ -64,8 +64,9 @@ def test_streams_of_vllm_are_counted_by_chunk(name, counts, prompt_tokens):
     for chunk in chunks:
         found.append(wire.count(chunk, found[-1]))
     assert found[1:] == counts
-    text, meta = wire.answer(chunks)
+    text, meta, least = wire.answer(chunks)
     assert text.startswith("\n")
+    assert 0 < least <= counts[-1]
     assert meta == {"finish_reason": "length", "prompt_tokens": prompt_tokens, "completion_tokens": counts[-1]}
 
 
@@ -73,7 +74,7 @@ def test_thoughts_of_vllm_are_counted():
     """What its reasoning parser takes out of the answer is text under another name."""
     wire, chunks = Chat(WORKLOAD, "tiny", sglang=False), captured("chat_reasoning.sse")
     assert b'"reasoning":"' in chunks[1]
-    text, meta = wire.answer(chunks)
+    text, meta, _ = wire.answer(chunks)
     assert (text, meta["completion_tokens"]) == (wire.answer(captured("chat.sse")).text, 12)
 
 
