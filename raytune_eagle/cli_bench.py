@@ -37,22 +37,24 @@ _OTHER_FILES = 64
 @click.option("--temperature", type=Finite(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--max-passes", type=click.IntRange(min=1), default=8, show_default=True, help="Passes over the prompts.")
 @click.option("--chat", is_flag=True, help="Send prompts as messages, in the model's chat template.")
+@click.option("--model", metavar="NAME", help="Which of the server's models; default: the first that it lists.")
 @click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the server's API key.")
 @click.option(
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Form."
 )
-def bench(url: str, concurrency: str, api_key_env: str | None, form: str, **settings: Any) -> None:
-    """Measure the server at URL: SGLang, or any that speaks OpenAI's chat format."""
+def bench(url: str, concurrency: str, form: str, **settings: Any) -> None:
+    """Measure the server at URL: SGLang, vLLM, or any that speaks OpenAI's chat format."""
     from raytune_eagle import bench as running  # noqa: PLC0415 - half a second of imports
     from raytune_eagle.report.running import show_bench  # noqa: PLC0415
 
-    if api_key_env and api_key_env not in os.environ:
-        raise SpecError(f"--api-key-env {api_key_env}: no such variable in the environment; export it first")
+    key, model = _key(settings.pop("api_key_env")), settings.pop("model") or ""
     levels, passes = _levels(concurrency), min(2, settings["max_passes"])
     prompts = drawn(load_prompts(settings.pop("prompts")), settings.pop("num_prompts"), settings["seed"])
     workload = Workload(prompts=prompts, concurrency=levels, min_passes=passes, **settings)
     say(told_if_many(prompts, "--num-prompts N"))
-    server = running.connect(url, os.environ[api_key_env] if api_key_env else "")
+    server = running.connect(url, key, model)
+    if model and server.sglang and not workload.chat:
+        raise SpecError(f"--model {model}: SGLang's own /generate has one model only; add --chat, or leave it out")
     with if_interrupted("nothing was measured to its end, and a bench begins anew"):
         report = running.bench(server, workload, lambda name, detail: click.echo(f"{name}: {detail}", err=True))
     if form == "json":
@@ -74,6 +76,12 @@ def _what_there_is(report: BenchReport) -> str:
     above = f"--concurrency {cut[0].concurrency} is above with its whole passes ({cut[0].passes})" if cut else ""
     left_out = ",".join(map(str, report.left_out[len(cut) :]))
     return (above or "what is above is whole") + (f", left out: --concurrency {left_out}" if left_out else "")
+
+
+def _key(variable: str | None) -> str:
+    if variable and variable not in os.environ:
+        raise SpecError(f"--api-key-env {variable}: no such variable in the environment; export it first")
+    return os.environ[variable] if variable else ""
 
 
 def _levels(text: str) -> tuple[int, ...]:

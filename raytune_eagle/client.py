@@ -21,8 +21,8 @@ import numpy as np
 from raytune_eagle.figures import token_gaps, weighted_percentile
 from raytune_eagle.http_stream import Connections, RefusedError
 from raytune_eagle.model.measurement import Request
-from raytune_eagle.model.workload import Prompt, Workload
-from raytune_eagle.wire import SHOWN, Chat, Generate, StreamError, Wire
+from raytune_eagle.model.workload import Prompt
+from raytune_eagle.wire import SHOWN, StreamError, Wire
 
 _DONE = b"[DONE]"
 _PREFIXES = (16, 64, 256, 1024)
@@ -192,13 +192,12 @@ class Client:
 
     Args:
         connections: to the server.
-        model: name that OpenAI's format asks for; SGLang reads no more out of it.
+        wire: how it is asked.
+        timeout_s: for one request, seconds.
     """
 
-    def __init__(self, connections: Connections, workload: Workload, model: str = "default") -> None:
-        self._wire: Wire = Chat(workload, model) if workload.chat else Generate(workload)
-        self._connections = connections
-        self._timeout = workload.request_timeout_s
+    def __init__(self, connections: Connections, wire: Wire, timeout_s: float) -> None:
+        self._wire, self._connections, self._timeout = wire, connections, timeout_s
 
     def stream(self, prompt: Prompt, concurrency: int, repeat: int) -> Stream:
         """A request that is about to be sent."""

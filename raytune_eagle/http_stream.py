@@ -17,13 +17,15 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from raytune_eagle.wire import error_message
+
 Take = Callable[[bytes, float], None]
 """Is given each piece of a body, and when it came in seconds of `perf_counter`; what it raises ends the request."""
 _SHOWN = 300
 
 
 class RefusedError(Exception):
-    """The server answered with another status than 200; the text says which, and how its answer begins."""
+    """The server answered with another status than 200; the text says which, and what the server said."""
 
 
 class Connections:
@@ -126,7 +128,7 @@ class _Connection(asyncio.Protocol):
             self._ended = None
         if self._status != HTTPStatus.OK:
             self.close()
-            text = " ".join(self._refusal.decode(errors="replace").split())
+            text = " ".join((error_message(self._refusal) or self._refusal.decode(errors="replace")).split())
             moved = f"moved to {self._there[:_SHOWN]}: give that address; " if self._there else ""
             raise RefusedError(f"HTTP {self._status}: {moved}{text[:_SHOWN]}".rstrip(": ;"))
 

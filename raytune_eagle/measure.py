@@ -30,6 +30,7 @@ from raytune_eagle.model.measurement import Measurement, Request, Sample, Vitals
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.passes import Early, Judge, Level
 from raytune_eagle.ports import Progress, Server
+from raytune_eagle.wire import Wire, wire_of
 
 _CHECK_S = 0.5  # how often the server is asked whether it lives
 _DYING_S = 1.0  # how long a server may take to be seen dead after it broke its connections
@@ -67,11 +68,11 @@ def measure(
     workload: Workload,
     progress: Progress,
     *,
-    model: str = "default",
+    wire: Wire | None = None,
     early: Early = lambda _: None,
     judge: Judge = lambda _: "",
 ) -> MeasureResult:
-    """Measure `server` at each concurrency of `workload`; `model` is what OpenAI's format calls it there.
+    """Measure `server` at each concurrency of `workload`, asked in the way of `wire` (by default SGLang's).
 
     Passes stop when the 95 % interval of throughput is within `precision` of it after `min_passes`, or at
     `max_passes` (then `stable` is False). `progress` hears of each pass. `server.check()` is called twice a second in
@@ -88,7 +89,7 @@ def measure(
     """
     if not workload.prompts:
         raise SpecError("workload.prompts: no prompts to send; give at least one")
-    bench = _Bench(server, Plan(workload, model, early, judge), progress)
+    bench = _Bench(server, Plan(workload, wire or wire_of(workload), early, judge), progress)
     try:
         uvloop.run(bench.run())
     except KeyboardInterrupt as exc:
@@ -101,7 +102,7 @@ class Plan(NamedTuple):
     """What is asked of a bench; see `measure`."""
 
     workload: Workload
-    model: str
+    wire: Wire
     early: Early
     judge: Judge
 
@@ -163,7 +164,7 @@ class _Bench:
         """Run the streams, with an eye on the server; when one of them raises, all end."""
         # New connections for each concurrency: one that idles for seconds may be closed just as it is used again.
         with closing(Connections(self._server.url, self._server.headers)) as connections:
-            client = Client(connections, self._workload, self._plan.model)
+            client = Client(connections, self._plan.wire, self._workload.request_timeout_s)
             streams = [asyncio.ensure_future(level.work(client)) for _ in range(level.concurrency)]
             watch = asyncio.ensure_future(self._watch(level))
             tasks = [*streams, watch]

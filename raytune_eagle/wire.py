@@ -67,14 +67,23 @@ def token_count(payload: bytes) -> int | None:
     return int(digits[1]) if digits else None
 
 
+def error_message(payload: bytes) -> str:
+    """What an error object says, of SGLang, vLLM or FastAPI; empty where the payload is none."""
+    try:
+        found = json.loads(payload)
+    except ValueError:
+        return ""
+    found = found.get("error", found) if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        found = found.get("message") or found.get("detail")
+    return str(found) if found else ""
+
+
 def complaint(payload: bytes) -> str:
     """The message of an error object in a stream, or the payload itself."""
-    try:
-        error = json.loads(payload)["error"]
-        message = error["message"] if isinstance(error, dict) else error
-    except (ValueError, KeyError, TypeError):
-        return f"not a chunk of an answer: {payload[:SHOWN].decode(errors='replace')}"
-    return f"the server reported an error: {str(message)[:SHOWN]}"
+    if message := error_message(payload):
+        return f"the server reported an error: {message[:SHOWN]}"
+    return f"not a chunk of an answer: {payload[:SHOWN].decode(errors='replace')}"
 
 
 class Generate:
@@ -119,9 +128,9 @@ class Generate:
 class Chat:
     """OpenAI's ``/v1/chat/completions``, of SGLang, vLLM and others.
 
-    Asks for the token count with each chunk (``continuous_usage_stats``: SGLang, vLLM); a server that gives none has
-    its tokens spread evenly over the chunks once the total is known. Of SGLang the verify rounds are asked for too
-    (``return_spec_tokens_details``, seen in 0.5.20).
+    Asks for the token count with each chunk (``continuous_usage_stats``: SGLang 0.5.20, vLLM 0.32.0); a server that
+    gives none has its tokens spread evenly over the chunks once the total is known. Of SGLang the verify rounds are
+    asked for too (``return_spec_tokens_details``, seen in 0.5.20); others may refuse what they do not know.
     """
 
     path = "/v1/chat/completions"
@@ -197,3 +206,8 @@ def _speculation(chunk: dict[str, Any]) -> dict[str, Any]:
     first = details[0] if isinstance(details, list) and details else details
     found = first if isinstance(first, dict) else {}
     return {name: value for name, value in found.items() if value} if found.get("spec_verify_ct") else {}
+
+
+def wire_of(workload: Workload, model: str = "default", *, sglang: bool = True) -> Wire:
+    """The way that a workload is sent; `model` is its name in OpenAI's format (SGLang takes any)."""
+    return Chat(workload, model, sglang=sglang) if workload.chat else Generate(workload)

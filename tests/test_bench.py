@@ -73,7 +73,7 @@ SPECULATIVE = [
 ]
 
 
-@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/chat/completions", "/v1/completions", "/v1/models"])
 def test_address_is_taken_as_it_is_pasted(path):
     """With the path of an API behind it, or without http:// in front."""
     with OpenAI().running() as server:
@@ -97,6 +97,7 @@ def test_openai_server_is_measured(counts):
         found = connect(server.url)
         report = bench(found, WORKLOAD, ignore)
     assert (found.sglang, found.model, report.chat) == (False, "org/model", True)
+    assert report.server == "OpenAI's format"
     assert [m.concurrency for m in report.measurements] == [1, 2]
     assert [m.completion_tokens for m in report.measurements] == [12 * 4 * 2] * 2
     assert all(m.accept_len is None and m.itl_p50_ms > 0.3 and m.failed_share == 0 for m in report.measurements)
@@ -104,7 +105,7 @@ def test_openai_server_is_measured(counts):
     body = server.bodies[0]
     assert (body["model"], body["max_tokens"], body["stream_options"]["include_usage"]) == ("org/model", 12, True)
     assert body["messages"] == [{"role": "user", "content": body["messages"][0]["content"]}]
-    assert "ignore_eos" not in body, "strict servers refuse what they do not know"
+    assert not {"ignore_eos", "return_spec_tokens_details"} & body.keys(), "strict servers refuse what they do not know"
 
 
 def test_a_server_without_usage_has_its_chunks_counted_and_says_so():
@@ -188,6 +189,18 @@ def command(url, folder, *words):
 
 
 @pytest.mark.slow
+def test_a_model_is_not_chosen_where_nothing_reads_it(tmp_path):
+    """``/generate`` would measure the base model under the name of an adapter."""
+    (tmp_path / "p.txt").write_text("def main():\nimport os\n")
+    with sglang(*SPECULATIVE) as url:
+        done = command(url, tmp_path, "--model", "/m")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "raytune-eagle: --model /m: SGLang's own /generate has one model only; add --chat, or leave it out\n"
+    )
+
+
+@pytest.mark.slow
 def test_table_of_an_openai_server(tmp_path):
     """Figures for people on stdout, progress on stderr, exit 0."""
     (tmp_path / "p.txt").write_text("def main():\nimport os\n")
@@ -241,8 +254,12 @@ def test_bad_usage_is_one_line(words, said):
 def test_key_is_sent_and_a_refusal_is_told():
     """A server that wants a key says so in one line; with it, it is measured."""
     with OpenAI(key="secret").running() as server:
-        with pytest.raises(SpecError, match=r"refuses the key \(401\): name its variable with --api-key-env"):
+        with pytest.raises(SpecError, match=r"wants a key \(401\): name the variable of one with --api-key-env"):
             connect(server.url)
+        with pytest.raises(
+            SpecError, match=r"refuses this key \(401\): name the variable of another with --api-key-env"
+        ):
+            connect(server.url, "wrong")
         assert connect(server.url, "secret").headers == {"Authorization": "Bearer secret"}
 
 

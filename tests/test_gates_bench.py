@@ -72,3 +72,12 @@ def test_a_prefix_cache_is_told_to_who_benches_a_running_server(off, told):
     """Times to first token are then those of prompts that the server knows."""
     found = gates.standing(seen(log=LOG, info={"disable_radix_cache": off}, outcome=completed(100)))
     assert ("prefix_cache" in verdicts(found)) == told
+
+
+@pytest.mark.parametrize(("on", "told"), [(True, True), (False, False)])
+def test_the_prefix_cache_of_vllm_is_told_with_its_own_flag(on, told):
+    """The advice can be followed there."""
+    found = gates.standing(seen(log=LOG, info={"enable_prefix_caching": on}, outcome=completed(100)))
+    details = [gate.detail for gate in found if gate.name == "prefix_cache"]
+    assert bool(details) == told
+    assert all("--no-enable-prefix-caching" in detail for detail in details)

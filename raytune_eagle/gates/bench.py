@@ -149,11 +149,13 @@ def _miscounted(seen: Seen, rows: Sequence[Request]) -> Iterator[str]:
 
 
 def prefix_cache(seen: Seen) -> Iterator[Gate]:
-    """SGLang has one unless told otherwise; what others have cannot be asked."""
-    if seen.info.get("disable_radix_cache") is False:
+    """SGLang and vLLM have one unless told otherwise; what others have cannot be asked."""
+    sglang, vllm = (seen.info.get(name) for name in ("disable_radix_cache", "enable_prefix_caching"))
+    if sglang is False or vllm is True:
+        without = "--disable-radix-cache" if sglang is False else "--no-enable-prefix-caching"
         yield warned(
             "prefix_cache",
-            f"the server has a prefix cache: {KNOWN_PROMPTS}; launch it with --disable-radix-cache to measure prefill",
+            f"the server has a prefix cache: {KNOWN_PROMPTS}; launch it with {without} to measure prefill",
         )
 
 

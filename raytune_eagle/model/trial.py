@@ -52,7 +52,7 @@ class ServerFacts(Value):
 
     Attributes:
         resolved_args: JSON object of its resolved arguments, secrets redacted; "{}" when it could not be asked.
-        version: of SGLang; "" when unknown.
+        version: the server's; "" when unknown.
     """
 
     resolved_args: str = "{}"
