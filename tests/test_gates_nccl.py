@@ -44,6 +44,7 @@ def test_nccl_path_is_no_matter_without_nccl_settings():
     ("env", "log", "verdict", "why"),
     [
         ({"NCCL_PROTO": "LL"}, "", "unknown", "set NCCL_DEBUG: INFO"),
+        ({"NCCL_PROTO": "LL"}, INFO_LINE.format("Bootstrap: Using eth0"), "unknown", "name ENV in it"),
         ({"NCCL_PROTO": "LL", "NCCL_NTHREADS": "96"}, TOOK, "passed", ""),
         ({"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"}, TOOK, "warning", "NCCL_ALGO=Ring was not read"),
         ({"NCCL_NTHREADS": "96"}, TOOK + INFO_LINE.format("Invalid NCCL_NTHREADS 96 (must be a multiple of 32)"),
@@ -56,12 +57,37 @@ def test_nccl_path_is_no_matter_without_nccl_settings():
          + INFO_LINE.format("AllReduce: 4096 Bytes -> Algo RING proto LL channel{}"), "passed", ""),
         ({"NCCL_ALGO": "ring,tree;allreduce:tree"}, INFO_LINE.format("AllReduce: 8 Bytes -> Algo TREE proto LL c"),
          "passed", ""),
+        ({"NCCL_PROTO": "Simple"}, TOOK, "warning", "NCCL_PROTO=Simple was asked for, NCCL took LL"),
+        ({"NCCL_PROTO": "ll"}, TOOK, "passed", ""),
+        ({"NCCL_PROTO": "LL128,LL"}, TOOK, "warning", "NCCL took LL:"),
+        ({"NCCL_PROTO": "^LL128,Simple"}, TOOK, "passed", ""),
+        ({"NCCL_PROTO": "LL", "NCCL_NTHREADS": "128"}, TOOK, "warning", "NCCL_NTHREADS=128 was asked for, NCCL"),
+        ({"NCCL_PROTO": "LL", "NCCL_NTHREADS": "0x60"}, TOOK, "passed", ""),
+        ({"NCCL_PROTO": "LL"}, TOOK + INFO_LINE.format("NCCL_PROTO set by environment to Simple"),
+         "warning", "NCCL took Simple"),
+        ({"NCCL_ALGO": "Ring"}, INFO_LINE.format("NCCL_ALGO set by environment to allreduce:tree"),
+         "warning", "NCCL_ALGO=Ring was asked for, NCCL took allreduce:tree"),
+        ({"NCCL_ALGO": "allreduce:Tree;broadcast:ring"},
+         INFO_LINE.format("NCCL_ALGO set by environment to broadcast:ring;allreduce:tree"), "passed", ""),
+        ({"NCCL_MAX_NCHANNELS": "16"}, INFO_LINE.format("NCCL_MAX_NCHANNELS set by environment to 4."),
+         "warning", "NCCL took 4"),
+        ({"NCCL_P2P_LEVEL": "3"}, INFO_LINE.format("NCCL_P2P_LEVEL set by environment to PHB"), "passed", ""),
+        ({"NCCL_P2P_LEVEL": "SYS"}, INFO_LINE.format("NCCL_P2P_LEVEL set by environment to PHB"),
+         "warning", "NCCL took PHB"),
+        ({"NCCL_BUFFSIZE": "4MB"}, INFO_LINE.format("NCCL_BUFFSIZE set by environment to 4."),
+         "warning", "NCCL_BUFFSIZE=4MB was asked for, NCCL took 4"),
+        ({"NCCL_PROTO": "LL", "NCCL_BUFFSIZE": "99999999999999999999"},
+         TOOK + INFO_LINE.format("Invalid value 99999999999999999999 for NCCL_BUFFSIZE, using default -2."),
+         "warning", "NCCL_BUFFSIZE=99999999999999999999 is invalid"),
         ({"NCCL_PROTO": "^LL"}, TOOK + INFO_LINE.format("AllReduce: 8 Bytes -> Algo NVLS_TREE proto LL c"),
          "warning", "run with ll"),
     ],
 )  # fmt: skip
 def test_nccl_settings_that_did_not_take(env, log, verdict, why):
-    """NCCL says in its INFO and TUNING lines what it took and what it chose, in the form of each version."""
+    """NCCL says in its INFO and TUNING lines what it took and what it chose, in the form of each version.
+
+    It reads lists in any order and case, and numbers in C's spelling; another value than the asked one is told.
+    """
     found = gates.before(seen(info={"tp_size": 8}, log=READY + log, env=env))
     assert verdicts(found)["nccl_knobs"] == verdict
     assert why in detail(found, "nccl_knobs")
@@ -89,6 +115,9 @@ def test_real_servers_took_their_nccl_settings(study):
         assert verdicts(found) | {"nccl_path": "passed", "nccl_knobs": "passed"} == verdicts(found), row.number
         other = gates.before(seen(info={"tp_size": 2}, log=log, env=env | {"NCCL_BUFFSIZE": "1048576"}))
         assert "NCCL_BUFFSIZE=1048576 was not read" in detail(other, "nccl_knobs")
+        changed = env | {name: "Simple" if value == "LL" else "LL" for name, value in env.items()}
+        told = detail(gates.before(seen(info={"tp_size": 2}, log=log, env=changed)), "nccl_knobs")
+        assert all(f"{name}={changed[name]} was asked for, NCCL took {env[name]}:" in told for name in env), told
     assert tuned >= 4
 
 

@@ -18,7 +18,7 @@ captured_batch           warns    CUDA graphs were captured for as many streams 
 max_running_requests     warns    the server runs as many requests at once as are measured (default with EAGLE3: 48)
 cuda_graph               warns    batches were decoded with graphs where those are enabled
 nccl_path                warns    decoding goes through NCCL where its settings are tuned
-nccl_knobs               warns    NCCL says that it took each setting, and chooses as told (needs NCCL_DEBUG=INFO)
+nccl_knobs               warns    NCCL took each setting as given, and chooses as told (needs NCCL_DEBUG=INFO)
 context                  warns    prompts and answers fit the contexts of target and draft
 tokens                   fails    the server counts its tokens (warns where it does not), and none that cannot be
 requests                 warns    no request failed

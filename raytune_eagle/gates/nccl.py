@@ -8,14 +8,16 @@ what it chose with the subsystem TUNING: ``AllReduce: 4096 Bytes -> Algo RING pr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from raytune_eagle.gates.base import Seen, passed, unknown, warned
 from raytune_eagle.model.measurement import Gate
-from raytune_eagle.rules.nccl_lists import named
+from raytune_eagle.rules.nccl_lists import named, spelling
 
-_TAKEN = re.compile(r"NCCL INFO (NCCL_\w+) set by environment to (\S+)")
-_INVALID = re.compile(r"Invalid (NCCL_\w+) (\S+)")
+_TAKEN = re.compile(r"NCCL INFO (NCCL_\w+) set by environment to (\S+?)\.?(?=\s|$)")
+_INVALID = re.compile(r"Invalid (?:value \S+ for )?(NCCL_\w+)")
+_OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
+"""What NCCL makes of a number for NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL (``ncclGetLevel``, src/graph/paths.cc)."""
 _CHOSEN = re.compile(r"(?:(\w+): )?\d+ Bytes -> Algo (\w+) proto (\w+)")
 _NUMBERED = {
     "NCCL_ALGO": ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"),
@@ -24,6 +26,7 @@ _NUMBERED = {
 _NO_CUSTOM = re.compile(r"Setup Custom allreduce failed|Custom\w*[Aa]ll[Rr]educe\w* is disabled")
 _FUSION = ("enable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend")
 """Set by SGLang itself for some models on Hopper and later: the first up to 0.5.16, the second in 0.5.20."""
+_NUMBER = re.compile(r"[-+]?((0[xX])[0-9a-fA-F]+|(0)[0-7]+|[0-9]+)")
 _WITHOUT = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 
 
@@ -56,17 +59,51 @@ def _other_path(seen: Seen) -> str | None:
 
 
 def took(seen: Seen) -> Iterator[Gate]:
-    """Did NCCL take each setting, and does it choose as told?"""
+    """Did NCCL take each setting, with its value, and does it choose as told?
+
+    SGLang writes some over before NCCL reads them: its deterministic mode sets NCCL_ALGO (``server_args.py``, 0.5.16).
+    """
     if not (asked := knobs(seen)):
         return
     if "NCCL INFO" not in seen.log:
         yield unknown("nccl_knobs", "NCCL says nothing: set NCCL_DEBUG: INFO in engine.env to know")
         return
-    taken, refused = dict(_TAKEN.findall(seen.log)), dict(_INVALID.findall(seen.log))
+    taken, refused = _taken(seen.log), set(_INVALID.findall(seen.log))
     problems = [f"{name}={asked[name]} is invalid, NCCL took another" for name in asked if name in refused]
-    problems += [f"{name}={asked[name]} was not read" for name in asked if taken and name not in taken]
+    for name in (name for name in asked if taken and name not in refused):
+        problems += _against_taken(name, asked[name], taken.get(name, ()))
     problems += [line for name in _NUMBERED if name in asked and (line := _against_choice(seen, name, asked[name]))]
-    yield warned("nccl_knobs", "; ".join(problems)) if problems else passed("nccl_knobs")
+    if problems:
+        yield warned("nccl_knobs", "; ".join(problems))
+    elif not taken and not (_CHOSEN.search(seen.log) and set(asked) <= set(_NUMBERED)):
+        yield unknown("nccl_knobs", "NCCL does not say what it read: leave NCCL_DEBUG_SUBSYS out, or name ENV in it")
+    else:
+        yield passed("nccl_knobs")
+
+
+def _taken(log: str) -> dict[str, list[str]]:
+    """What NCCL says that it read, by name; each value once, since every process says it."""
+    found: dict[str, list[str]] = {}
+    for name, value in dict.fromkeys(_TAKEN.findall(log)):
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _against_taken(name: str, asked: str, values: Sequence[str]) -> Iterator[str]:
+    """Values that NCCL read and nobody asked for."""
+    if not values:
+        yield f"{name}={asked} was not read"
+    elif others := [value for value in values if _read(name, value) != _read(name, asked)]:
+        yield f"{name}={asked} was asked for, NCCL took {', '.join(others)}: something set it over"
+
+
+def _read(name: str, text: str) -> str | int:
+    """A value as NCCL reads it: lists in any order and case, numbers as C writes them, old numbers of levels."""
+    if name.endswith("_LEVEL") and text.isdecimal():
+        return _OLD_LEVELS[min(int(text), len(_OLD_LEVELS) - 1)]
+    if number := _NUMBER.fullmatch(text):
+        return int(number[0], 16 if number[2] else 8 if number[3] else 10)
+    return spelling(name, text)
 
 
 def _against_choice(seen: Seen, name: str, asked: str) -> str | None:
