@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from raytune_eagle.gates.base import Seen, draft_folder, failed, passed, unknown, warned
@@ -14,12 +16,19 @@ from raytune_eagle.rules.base import ALIASES
 
 _LOADED = re.compile(r"Load weight end\..*?\btype=(\w+)")
 _CAPTURED = re.compile(r"Capture (?:target (?:verify|decode) )?(?:cuda|CUDA) graph begin.*?\bbs[= ]*\[([\d, ]+)\]")
+_OF_GRAPHS = re.compile(r"cuda_graph_(backend|max_bs|bs)_(decode|prefill)")
 _DESTINATIONS = {
     "decode_context_parallel_size": "dcp_size",
     "attention_context_parallel_size": "attn_cp_size",
     "moe_data_parallel_size": "moe_dp_size",
     "speculative_algo": "speculative_algorithm",
     "speculative_draft_model": "speculative_draft_model_path",
+    "fp8_gemm_backend": "fp8_gemm_runner_backend",
+    "fp4_gemm_backend": "fp4_gemm_runner_backend",
+    "elastic_ep_join_mode": "ep_join_mode",
+    "elastic_ep_join_rank_offset": "ep_join_rank_offset",
+    "hierarchical_sparse_attention_extra_config": "hisparse_config",
+    "grpc_http_sidecar_port": "smg_http_sidecar_port",
 }
 """Arguments that have another name than their flag (SGLang 0.5.20, ``ServerArgs.add_cli_args``)."""
 
@@ -55,19 +64,41 @@ def _simulated(seen: Seen) -> Iterator[Gate]:
 
 
 def _resolved_args(seen: Seen) -> Gate:
-    others = []
+    """Each flag that was given, beside all places where the server tells it; none of one is no sign that it took."""
+    others, untold = [], []
     for flag, asked in seen.flags.items():
-        name = ALIASES.get(flag, flag).replace("-", "_")
-        name = _DESTINATIONS.get(name, name)
-        if name in seen.info and not _same(asked, seen.info[name]):
-            others.append(f"{flag}: {asked} asked, {seen.info[name]} runs")
-    return warned("resolved_args", "; ".join(others)) if others else passed("resolved_args")
+        runs = _told(seen.info, flag)
+        different = [value for value in runs if not _same(asked, value)]
+        if different:
+            others.append(f"{flag}: {asked} asked, {different[0]} runs")
+        elif not runs and asked not in (None, False):
+            untold.append(flag)
+    silence = [f"the server does not tell {', '.join(untold)}"] if untold else []
+    if others:
+        return warned("resolved_args", "; ".join(others + silence))
+    return unknown("resolved_args", silence[0]) if silence else passed("resolved_args")
+
+
+def _told(info: Mapping[str, Any], flag: str) -> list[Any]:
+    """What runs of a flag, by its argument and by what the arguments of graphs were gathered in (0.5.16-0.5.23)."""
+    name = ALIASES.get(flag, flag).replace("-", "_")
+    name = _DESTINATIONS.get(name, name)
+    found = [info[name]] if name in info else []
+    graphs = info.get("cuda_graph_config")
+    if (match := _OF_GRAPHS.fullmatch(name)) and isinstance(graphs, dict):
+        phase = graphs.get(match[2])
+        found += [phase[match[1]]] if isinstance(phase, dict) and match[1] in phase else []
+    return found
 
 
 def _same(asked: FlagValue, runs: Any) -> bool:
-    """Whether a resolved argument is what was asked; what was left to SGLang, and whole objects, cannot differ."""
-    if asked in (None, False, "auto") or isinstance(runs, dict) or str(asked).startswith("builtin:"):
+    """Whether a resolved argument is what was asked; what was left to SGLang differs only where a switch is on."""
+    if asked is False:
+        return runs is not True
+    if asked in (None, "auto") or str(asked).startswith("builtin:"):
         return True
+    if isinstance(runs, dict):
+        return _holds(runs, _object(asked))
     if isinstance(asked, list) or isinstance(runs, list):
         sides = [side if isinstance(side, list) else [side] for side in (asked, runs)]
         return [str(each) for each in sides[0]] == [str(each) for each in sides[1]]
@@ -75,6 +106,20 @@ def _same(asked: FlagValue, runs: Any) -> bool:
         return float(asked) == float(runs)
     except (TypeError, ValueError):
         return str(asked) == str(runs)
+
+
+def _object(asked: FlagValue) -> Any:
+    """A flag that is written as JSON; nothing where it is not, or names a file."""
+    with suppress(ValueError, TypeError):
+        return json.loads(str(asked))
+    return {}
+
+
+def _holds(runs: Any, asked: Any) -> bool:
+    """Whether all that was asked is in an object that SGLang filled up."""
+    if isinstance(runs, dict) and isinstance(asked, dict):
+        return all(name in runs and _holds(runs[name], value) for name, value in asked.items())
+    return bool(runs == asked)
 
 
 def _algorithm(seen: Seen) -> Gate:
