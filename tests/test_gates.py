@@ -138,8 +138,24 @@ def test_more_streams_than_graphs_or_places():
     assert "captured_batch" not in verdicts(gates.before(seen("0520_cpu_eagle3", log="")))
     by_arguments = gates.before(seen(log="", streams=16))
     assert "graphs for at most 8" in detail(by_arguments, "captured_batch")
-    ranks = gates.before(seen(streams=24, info={"dp_size": 2}))
-    assert verdicts(ranks)["max_running_requests"] == "passed", "16 in each of two data-parallel ranks"
+
+
+@pytest.mark.parametrize(
+    ("info", "verdict"),
+    [
+        ({}, "passed"),  # each of 2 ranks told that it runs 16
+        ({"internal_states": [], "max_running_requests": 16}, "passed"),  # replicas have the argument each
+        ({"internal_states": [], "max_running_requests": 16, "enable_dp_attention": True}, "warning"),
+        ({"internal_states": [], "max_running_requests": 24, "enable_dp_attention": True}, "passed"),
+        ({"internal_states": [], "max_running_requests": 25, "enable_dp_attention": True}, "passed"),
+        ({"internal_states": [], "max_running_requests": None}, "unknown"),
+    ],
+)
+def test_places_of_data_parallel_ranks(info, verdict):
+    """Ranks of --enable-dp-attention divide the argument among themselves, replicas have it each."""
+    found = gates.before(seen(streams=24, info={"dp_size": 2, **info}))
+    assert verdicts(found)["max_running_requests"] == verdict
+    assert ("24 streams, but 16 run at once" in detail(found, "max_running_requests")) is (verdict == "warning")
 
 
 def test_a_draft_that_guesses_nothing():

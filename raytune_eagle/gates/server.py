@@ -181,11 +181,18 @@ def capacity(seen: Seen) -> Iterator[Gate]:
 
 
 def _max_running_requests(seen: Seen) -> Gate:
-    """By the scheduler's own state; it divides the argument among data-parallel ranks."""
-    running = seen.number("effective_max_running_requests_per_dp", "max_running_requests")
-    if running is None:
+    """By the scheduler's own state, of one data-parallel rank; else by the argument.
+
+    Replicas take the argument each; under ``--enable-dp-attention`` ranks divide it among themselves (0.5.20,
+    ``derive_attention_widths`` in runtime_context.py, ``requested_per_worker`` in kv_cache_configurator.py).
+    """
+    ranks, argument = seen.number("dp_size") or 1, seen.number("max_running_requests")
+    each = seen.number("effective_max_running_requests_per_dp")
+    if each is None and argument is not None:
+        each = argument // ranks if seen.info.get("enable_dp_attention") else argument
+    if each is None:
         return unknown("max_running_requests", "the server does not say how many requests it runs at once")
-    running *= seen.number("dp_size") or 1
+    running = each * ranks
     if running >= seen.streams:
         return passed("max_running_requests")
     return warned(
