@@ -239,19 +239,23 @@ def _measured(running: Running, workload: Workload, progress: Progress) -> tuple
 
 def _seen(running: Running, workload: Workload, result: _Figures) -> gates.Seen:
     seen = gates.Seen(Config(model=running.model), workload, running.facts)
-    config = seen.config.model_copy(update={"speculative": _speculative(seen.info)})
+    config = seen.config.model_copy(update={"speculative": _speculative(seen.info, result.requests)})
     return gates.Seen(config, workload, running.facts, measurements=result.measurements, requests=result.requests)
 
 
-def _speculative(info: Mapping[str, Any]) -> Speculative | None:
-    """What it says that it speculates with; only whether it does is looked at."""
-    if not info.get("speculative_algorithm"):
+def _speculative(info: Mapping[str, Any], requests: Sequence[Request]) -> Speculative | None:
+    """What it says, or its answers show, that it speculates with; a number in no known shape is the least there is."""
+    if not info.get("speculative_algorithm") and not any(row.verify_rounds for row in requests):
         return None
-    with suppress(TypeError, ValueError):
-        return Speculative(
-            draft=str(info.get("speculative_draft_model_path")),
-            num_steps=info.get("speculative_num_steps") or 1,
-            eagle_topk=info.get("speculative_eagle_topk") or 1,
-            num_draft_tokens=info.get("speculative_num_draft_tokens") or 2,
-        )
-    return None
+    return Speculative(
+        draft=str(info.get("speculative_draft_model_path")),
+        num_steps=_whole(info.get("speculative_num_steps"), 1),
+        eagle_topk=_whole(info.get("speculative_eagle_topk"), 1),
+        num_draft_tokens=_whole(info.get("speculative_num_draft_tokens"), 2),
+    )
+
+
+def _whole(value: Any, least: int) -> int:
+    with suppress(TypeError, ValueError, OverflowError):
+        return max(int(value), least)
+    return least

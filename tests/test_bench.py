@@ -166,6 +166,36 @@ def test_sglang_is_asked_in_its_own_way():
     assert {gate.name: gate.verdict for gate in report.gates}["accept_len"] == "passed"
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"speculative_algorithm": "EAGLE3", "speculative_num_steps": "3", "speculative_eagle_topk": "x"},
+        {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": 1, "speculative_num_steps": [3]},
+        {"speculative_algorithm": ["EAGLE3"]},
+        {},
+    ],
+)
+def test_a_draft_is_judged_whatever_the_server_tells_of_it(told):
+    """Numbers as strings, fields of another shape, or none: verify rounds in the answers are enough to fail it."""
+    with sglang(*SPECULATIVE, faults="reject") as url:
+        found = connect(url)
+        found.facts = found.facts.model_copy(update={"resolved_args": json.dumps(told)})
+        report = bench(found, WORKLOAD, ignore)
+    assert {gate.name: gate.verdict for gate in report.gates}["accept_len"] == "failed"
+
+
+def test_eagle_with_a_draft_that_is_not_here_is_told():
+    """Whether it is an EAGLE-3 draft only its folder says; what follows, if it is one, is said beside the figures."""
+    with sglang(*SPECULATIVE) as url:
+        found = connect(url)
+        told = json.loads(found.facts.resolved_args) | {"speculative_algorithm": "EAGLE"}
+        found.facts = found.facts.model_copy(update={"resolved_args": json.dumps(told)})
+        report = bench(found, WORKLOAD, ignore)
+    (gate,) = [gate for gate in report.gates if gate.name == "algorithm"]
+    assert gate.verdict == "warning"
+    assert "EAGLE runs, not EAGLE3, and the draft (/d) cannot be read here" in gate.detail
+
+
 @pytest.mark.slow
 def test_draft_that_guesses_nothing_fails_the_bench(tmp_path):
     """Exit 1, and the reason beside the figures; the JSON on stdout is whole all the same."""

@@ -19,11 +19,20 @@ from raytune_eagle.model.trial import ServerFacts
 from raytune_eagle.model.workload import Prompt
 
 
+def guessed(length, outcome):
+    """Its answers, told by a server whose verify rounds gave so many tokens: 100 rounds behind the prefill's token."""
+    rows = [
+        row.model_copy(update={"verify_rounds": 100, "completion_tokens": 1 + round(100 * length)})
+        for row in outcome.requests
+    ]
+    return outcome.model_copy(update={"requests": tuple(rows)})
+
+
 def test_right_server_passes_every_gate():
     """A real EAGLE3 server on an H200, with what was asked of it, passes all."""
     outcome = completed(100)
     told = [row.model_copy(update={"latency_s": 9.0, "prompt_tokens": 5}) for row in outcome.requests]
-    outcome = outcome.model_copy(update={"requests": tuple(told)})
+    outcome = guessed(2.5, outcome.model_copy(update={"requests": tuple(told)}))
     log = READY + DECODE.format(1, 2.5, "True")
     whole = seen(log=log, outcome=outcome, args={"max-running-requests": 16, "mem-fraction-static": 0.5, "tp-size": 1})
     found = (*gates.before(whole), *gates.after(whole))
@@ -160,10 +169,10 @@ def test_places_of_data_parallel_ranks(info, verdict):
 
 def test_a_draft_that_guesses_nothing():
     """At any concurrency; what the answers do not tell, the decode lines do."""
-    found = gates.after(seen(outcome=completed(100, (1, 8), accept_len=1.04)))
+    found = gates.after(seen(outcome=guessed(1.04, completed(100, (1, 8)))))
     assert verdicts(found)["accept_len"] == "failed"
     assert "1.04 at 1, 1.04 at 8" in detail(found, "accept_len")
-    silent = completed(100, accept_len=None)
+    silent = completed(100)
     logged = READY + DECODE.format(4, 1.00, "True") + DECODE.format(1, 1.2, "True") + DECODE.format(0, 9, "True")
     assert "1.04 at 1" in detail(gates.after(seen(log=logged, outcome=silent)), "accept_len")
     assert verdicts(gates.after(seen(outcome=silent)))["accept_len"] == "unknown"
@@ -174,7 +183,7 @@ def test_a_draft_that_guesses_nothing():
 def test_a_draft_that_guesses_little_is_told(steps, length, verdict):
     """Captured layers that are not those of the training cost half of the guesses, and nothing else shows it."""
     few = EAGLE3.model_copy(update={"num_steps": steps})
-    found = gates.after(seen(outcome=completed(100, accept_len=length), speculative=few))
+    found = gates.after(seen(outcome=guessed(length, completed(100)), speculative=few))
     assert verdicts(found)["accept_len"] == verdict
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pandas as pd
 import pytest
 from made import completed
 from made_servers import DECODE, READY, detail, seen, verdicts
 
 from raytune_eagle import gates
+from raytune_eagle.gates.bench import draft_that_guesses_nothing
 from raytune_eagle.model.measurement import Request
 
 LOG = READY + DECODE.format(1, 2.5, "True")
@@ -18,10 +22,10 @@ def row(**values):
     return Request(**(like | {"prompt_tokens": 5, "completion_tokens": 16, "verify_rounds": 8} | values))
 
 
-def after(*rows, **server):
+def after(*rows, log=LOG, **server):
     """What is said of these answers."""
     outcome = completed(100).model_copy(update={"requests": rows})
-    return gates.after(seen(log=LOG, outcome=outcome, **server))
+    return gates.after(seen(log=log, outcome=outcome, **server))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,50 @@ def test_tokens_that_cannot_have_been_sent(values, verdict, words):
     found = after(row(), row(**values))
     assert verdicts(found)["tokens"] == verdict
     assert words in detail(found, "tokens")
+
+
+@pytest.mark.parametrize("tokens", [6, 8, 20, 21, 256])
+@pytest.mark.parametrize("histogram", [True, False])
+def test_a_draft_that_accepts_nothing_fails_however_short_its_answers(tokens, histogram):
+    """The prefill gives the first token, so that N tokens come in N - 1 rounds: that is nobody's guess."""
+    rounds = tokens - 1
+    rows = [row(completion_tokens=tokens, verify_rounds=rounds, accept_histogram=(rounds,) if histogram else ())] * 300
+    found = after(*rows)
+    assert verdicts(found)["accept_len"] == "failed"
+    assert "1.00 at 1" in detail(found, "accept_len")
+    early = verdicts(draft_that_guesses_nothing(rows))
+    assert early == {"accept_len": "failed"}, "and the passes are not spent on it"
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ({"completion_tokens": 2, "verify_rounds": 1, "accept_histogram": (0, 0, 0, 1)}, "passed"),  # 3 of 4 cut off
+        ({"completion_tokens": 2, "verify_rounds": 1, "accept_histogram": (1,)}, "failed"),
+        ({"completion_tokens": 2, "verify_rounds": 1}, "unknown"),
+        ({"completion_tokens": 16, "verify_rounds": 8}, "passed"),
+        ({"verify_rounds": None}, "unknown"),
+    ],
+)
+def test_answers_too_short_to_tell_do_not_fail_a_draft(values, verdict):
+    """The end of an answer cuts its last round off: where drafts are not told by round, two tokens say nothing."""
+    assert verdicts(after(row(**values), log=READY))["accept_len"] == verdict
+
+
+KEPT = sorted((Path(__file__).parent.parent / "results").glob("study=*"))
+
+
+@pytest.mark.parametrize("study", KEPT, ids=lambda study: study.name)
+def test_no_kept_answer_has_more_tokens_than_its_prefill_and_its_rounds_gave(study):
+    """SGLang 0.5.16 on H200s, 0.5.20 on a CPU: one token, one of each round, and the drafts that it accepted."""
+    columns = ["completion_tokens", "verify_rounds", "accept_histogram", "error"]
+    rows = pd.read_parquet(study / "requests", columns=columns)
+    rows = rows[rows.error.isna() & (rows.verify_rounds > 0)]
+    drafts = [sum(n * times for n, times in enumerate(each)) for each in rows.accept_histogram]
+    cut_off = 1 + rows.verify_rounds + drafts - rows.completion_tokens
+    assert len(rows) > 100
+    assert (cut_off >= 0).all()
+    assert (cut_off == 0).mean() > 0.1
 
 
 def test_a_bench_too_short_or_with_fewer_prompts_than_streams_is_told():

@@ -9,7 +9,7 @@ gate                     at worst what it looks at
 ======================== ======== ======================================================================================
 algorithm                fails    EAGLE3 runs where it was asked for, and nothing where plain decoding was
 draft_class              fails    the class that loaded the draft is an Eagle3 one
-accept_len               fails    more than 1.05 tokens per verify round, at each concurrency
+accept_len               fails    more than 1.05 tokens per verify round, the prefill's left out, at each concurrency
 text                     fails    greedy answers begin as plain decoding's do (`judged`)
 repetition               fails    answers do not repeat themselves, or no more often than plain decoding's (`judged`)
 simulated                warns    acceptance is the draft's own, not pinned; where it is, text is not judged

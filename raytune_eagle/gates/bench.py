@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from raytune_eagle.figures import accept_len
+from raytune_eagle.figures import counted
 from raytune_eagle.gates.base import (
     LEAST_ACCEPT_LEN,
     LOW_SHARE,
@@ -25,6 +25,8 @@ _MOST_WITHOUT_GRAPH = 0.5
 _SHORT_S = 2.0
 """Three passes of 0.6 s on two H200s gave 1336 and 1826 tok/s for one point, each within 2 % from pass to pass."""
 KNOWN_PROMPTS = "from the second pass on it knows the prompts, and times to first token are those of known ones"
+_FEW_ROUNDS = 4
+"""Of an answer: the last is cut where the answer ends, so that answers of 2 tokens would show 1.0 for any draft."""
 _ROUNDS = 200
 """Verify rounds from which a warm-up is believed: a draft of 1.2 gives 1.05 in fewer than 1 of 10,000."""
 
@@ -38,12 +40,14 @@ def _accept_len(seen: Seen) -> Iterator[Gate]:
     """Of each concurrency; from the server's log where its answers do not tell (OpenAI's format before 0.5.20)."""
     if seen.config.speculative is None:
         return
-    lengths = {m.concurrency: m.accept_len for m in seen.measurements if m.accept_len is not None}
+    levels, rows = [m.concurrency for m in seen.measurements], counted(seen.requests)
+    found = {level: per_round(row for row in rows if row.concurrency == level) for level in levels}
+    lengths = {level: length for level, length in found.items() if length is not None}
     if not lengths and (logged := logged_accept_len(seen.log)) is not None:
         lengths = {seen.streams: logged}
     low = [f"{length:.2f} at {streams}" for streams, length in lengths.items() if length <= LEAST_ACCEPT_LEN]
     if not lengths:
-        yield unknown("accept_len", "the server does not tell its verify rounds")
+        yield unknown("accept_len", f"the server tells no verify rounds, or fewer than {_FEW_ROUNDS} of an answer")
     elif low:
         yield _guesses_nothing(", ".join(low))
     elif min(lengths.values()) < (least := 1 + LOW_SHARE * min(3, seen.config.speculative.num_steps)):
@@ -67,9 +71,28 @@ def _guesses_nothing(lengths: str) -> Gate:
 def draft_that_guesses_nothing(warm_up: Sequence[Request]) -> Iterator[Gate]:
     """The gate that failed, if a warm-up is long enough to say so."""
     told = [row for row in warm_up if row.error is None and row.verify_rounds]
-    length = accept_len(told)
+    length = per_round(told)
     if length is not None and length <= LEAST_ACCEPT_LEN and sum(row.verify_rounds or 0 for row in told) >= _ROUNDS:
         yield _guesses_nothing(f"{length:.2f} at {told[0].concurrency} in the warm-up")
+
+
+def per_round(rows: Iterable[Request]) -> float | None:
+    """Tokens that one verify round gives, the target's own among them; None where nothing tells.
+
+    Not the recorded accept_len: the first token of an answer comes from the prefill, which is no round (SGLang 0.5.20,
+    ``req.spec_verify_ct`` in batch_result_processor.py), so that N tokens of a draft that guesses nothing make
+    N / (N - 1). Drafts accepted are told by round, those that the end of an answer cut off among them; where they are
+    not, tokens behind the first are counted. In 18,000 kept answers (0.5.16, 0.5.20) tokens are one, the rounds and the
+    drafts accepted, less what was cut off.
+    """
+    told = [row for row in rows if row.verify_rounds]
+    rounds = sum(row.verify_rounds or 0 for row in told)
+    if told and all(row.accept_histogram for row in told):
+        drafts = sum(accepted * times for row in told for accepted, times in enumerate(row.accept_histogram))
+        return 1 + drafts / sum(sum(row.accept_histogram) for row in told)
+    if rounds < _FEW_ROUNDS * len(told) or not told:
+        return None
+    return (sum(row.completion_tokens for row in told) - len(told)) / rounds
 
 
 def logged_accept_len(log: str) -> float | None:

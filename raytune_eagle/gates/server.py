@@ -136,9 +136,16 @@ def _algorithm(seen: Seen) -> Gate:
 def mistaken_draft(seen: Seen) -> Iterator[Gate]:
     """An EAGLE-3 draft under another algorithm, where nobody here asked for either."""
     runs, draft = seen.info.get("speculative_algorithm"), draft_folder(seen)
-    if runs in {None, "EAGLE3"} or draft is None or not any("Eagle3" in name for name in draft.architectures):
-        return
-    yield failed("algorithm", f"an EAGLE-3 draft runs under {runs}: start it with --speculative-algorithm EAGLE3")
+    if draft is not None and runs not in {None, "EAGLE3"} and any("Eagle3" in name for name in draft.architectures):
+        yield failed("algorithm", f"an EAGLE-3 draft runs under {runs}: start it with --speculative-algorithm EAGLE3")
+    elif draft is None and runs == "EAGLE":
+        folder = seen.info.get("speculative_draft_model_path")
+        yield warned(
+            "algorithm",
+            f"EAGLE runs, not EAGLE3, and the draft ({folder}) cannot be read here: an EAGLE-3 draft is then not given "
+            "the hidden states that it was trained on, and accept_len is near 1: start one with "
+            "--speculative-algorithm EAGLE3",
+        )
 
 
 def _draft_class(seen: Seen) -> Gate:
