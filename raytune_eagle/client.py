@@ -26,6 +26,8 @@ from raytune_eagle.wire import SHOWN, StreamError, Wire
 
 _DONE = b"[DONE]"
 _PREFIXES = (16, 64, 256, 1024)
+_BROKEN_OFF = ("abort", "error")
+"""Reasons to end that are no end of an answer; words in OpenAI's format (SGLang 0.5.20: the first, vLLM: both)."""
 _COMPRESSIBLE = 100  # bytes: zlib's own frame weighs too much in less
 
 
@@ -124,8 +126,10 @@ class Stream:
         self._marks = text_marks(text)
         self._spread(self._final.get("completion_tokens") or self.tokens)
         reason = self._final.get("finish_reason") or {}
-        if isinstance(reason, dict) and reason.get("type") == "abort":
-            raise StreamError(f"aborted by the server: {str(reason.get('message'))[:SHOWN]}")
+        kind, why = (reason.get("type"), reason.get("message")) if isinstance(reason, dict) else (reason, None)
+        if kind in _BROKEN_OFF:
+            why = why or f"finish_reason {kind} after {self.tokens} tokens"
+            raise StreamError(f"aborted by the server: {str(why)[:SHOWN]}")
         if not reason and not (self.done and self.tokens):
             cut = "ended without a token" if not self.tokens else f"was cut off after {self.tokens} tokens"
             raise StreamError(f"the stream {cut}")

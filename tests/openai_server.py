@@ -49,7 +49,7 @@ class OpenAI:
     `vllm`: it says what it is. `counts`, `usage`: it knows ``continuous_usage_stats`` and ``include_usage``, which it
     obeys. `thoughts`: its name for what is thought aloud. `together`: it is ``slow`` or does ``fail`` while it has more
     than one stream; `most` is how many it had. `dies_after`: chunks of an answer, then its engine is dead. `short`:
-    of so many tokens one is counted.
+    of so many tokens one is counted. `finish`: why each tenth answer ends, halfway through.
     """
 
     vllm: bool = False
@@ -62,6 +62,7 @@ class OpenAI:
     info_page: str = ""
     together: str = ""
     dies_after: int = 0
+    finish: str = ""
     most: int = 0
     streams: int = 0
     dead: bool = False
@@ -72,6 +73,8 @@ class OpenAI:
         """Of one answer: who speaks, tokens by threes, and the total."""
         total = self.usage and options.get("include_usage")
         counted = total and self.counts and options.get("continuous_usage_stats")
+        broken_off = self.finish and len(self.bodies) % 10 == 0
+        tokens = tokens // 2 if broken_off else tokens
         yield chunk(
             choice({"role": "assistant", "content": ""}),
             **({"tokens": 0} if counted else {}),
@@ -81,7 +84,7 @@ class OpenAI:
         for number in range(step, tokens + 1, step):
             delta = {self.thoughts: "hm "} if self.thoughts and number == step else {"content": "w" * step}
             last = number == tokens
-            end = {"finish": "length", "stop_reason": None} if last else {}
+            end = {"finish": self.finish if broken_off else "length", "stop_reason": None} if last else {}
             more = FINGERPRINT if last and not total else {}
             yield chunk(choice(delta, **end, token_ids=None), tokens=number // self.short if counted else None, **more)
         if total:

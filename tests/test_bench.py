@@ -128,6 +128,20 @@ def test_a_usage_below_the_chunks_that_came_fails(counts):
     assert " answers have fewer tokens than came: 2, says the server's usage, where 4 chunks" in told[0].detail
 
 
+@pytest.mark.parametrize("finish", ["abort", "error"])
+def test_an_answer_that_the_server_broke_off_is_a_failed_request(finish):
+    """In OpenAI's format a word says so, and the half of an answer is no answer."""
+    workload = WORKLOAD.model_copy(
+        update={"concurrency": (1,), "max_passes": 5, "min_passes": 5, "max_failed_share": 0.5}
+    )
+    with OpenAI(finish=finish).running() as server:
+        report = bench(connect(server.url), workload, ignore)
+    (gate,) = [gate for gate in report.gates if gate.name == "requests"]
+    assert gate.verdict == "warning"
+    assert f"for example: aborted by the server: finish_reason {finish} after 6 tokens" in gate.detail
+    assert report.measurements[0].failed_share == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("thoughts", ["reasoning", "reasoning_content"])
 def test_thoughts_are_tokens_under_either_name(thoughts):
     """The first chunk brings three tokens, whichever name a server has for what is thought aloud."""
