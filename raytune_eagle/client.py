@@ -12,6 +12,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -21,13 +22,15 @@ import numpy as np
 from raytune_eagle.figures import token_gaps, weighted_percentile
 from raytune_eagle.http_stream import Connections, RefusedError
 from raytune_eagle.model.measurement import Request
-from raytune_eagle.model.workload import Prompt
+from raytune_eagle.model.workload import Prompt, Workload
 from raytune_eagle.wire import SHOWN, StreamError, Wire
 
 _DONE = b"[DONE]"
 _PREFIXES = (16, 64, 256, 1024)
 _BROKEN_OFF = ("abort", "error")
 """Reasons to end that are no end of an answer; words in OpenAI's format (SGLang 0.5.20: the first, vLLM: both)."""
+_ENDLESS = 2
+"""Times the tokens asked for: more are an answer that does not end. A verify round goes a few beyond."""
 _COMPRESSIBLE = 100  # bytes: zlib's own frame weighs too much in less
 
 
@@ -191,17 +194,42 @@ class Stream:
         return float(p50), float(p95)
 
 
+@contextmanager
+def _ended_by(limit: asyncio.Timeout, stream: Stream, quiet_s: float, most: int) -> Iterator[None]:
+    """Let `limit` pass when no token has come for `quiet_s`, or more than `most` are there by then.
+
+    A timer looks at the stream, and goes on for the rest: a chunk costs nothing, however many there are.
+    """
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal timer
+        quiet = perf_counter() - (stream.times[-1] if stream.times else stream.sent)
+        if quiet >= quiet_s or stream.tokens > most:
+            limit.reschedule(loop.time())
+        else:
+            timer = loop.call_later(quiet_s - quiet, look)
+
+    timer = loop.call_later(quiet_s, look)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 class Client:
     """Sends prompts of a workload to one server; one per event loop.
 
     Args:
         connections: to the server.
         wire: how it is asked.
-        timeout_s: for one request, seconds.
+        workload: says how long a request may be silent, and how many tokens it asks for.
     """
 
-    def __init__(self, connections: Connections, wire: Wire, timeout_s: float) -> None:
-        self._wire, self._connections, self._timeout = wire, connections, timeout_s
+    def __init__(self, connections: Connections, wire: Wire, workload: Workload) -> None:
+        self._wire, self._connections = wire, connections
+        self._timeout, self._most = workload.request_timeout_s, _ENDLESS * workload.max_new_tokens
 
     def stream(self, prompt: Prompt, concurrency: int, repeat: int) -> Stream:
         """A request that is about to be sent."""
@@ -216,7 +244,11 @@ class Client:
             stream.error = f"not finished when the bench ended, {stream.tokens} tokens so far"
             raise
         except TimeoutError:
-            stream.error = f"timed out after {self._timeout:g} s with {stream.tokens} tokens"
+            stream.error = (
+                f"does not end: {stream.tokens} tokens are more than {_ENDLESS} times what was asked for"
+                if stream.tokens > self._most
+                else f"timed out after {self._timeout:g} s without a token, {stream.tokens} before"
+            )
         except (StreamError, RefusedError, OSError) as error:
             stream.error = str(error) or type(error).__name__
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -233,5 +265,6 @@ class Client:
                 stream.receive(payload, now)
 
         stream.sent = perf_counter()
-        async with asyncio.timeout(self._timeout):
-            await self._connections.post(self._wire.path, body, take)
+        async with asyncio.timeout(None) as limit:
+            with _ended_by(limit, stream, self._timeout, self._most):
+                await self._connections.post(self._wire.path, body, take)

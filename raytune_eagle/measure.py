@@ -164,7 +164,7 @@ class _Bench:
         """Run the streams, with an eye on the server; when one of them raises, all end."""
         # New connections for each concurrency: one that idles for seconds may be closed just as it is used again.
         with closing(Connections(self._server.url, self._server.headers)) as connections:
-            client = Client(connections, self._plan.wire, self._workload.request_timeout_s)
+            client = Client(connections, self._plan.wire, self._workload)
             streams = [asyncio.ensure_future(level.work(client)) for _ in range(level.concurrency)]
             watch = asyncio.ensure_future(self._watch(level))
             tasks = [*streams, watch]

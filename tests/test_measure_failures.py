@@ -27,7 +27,7 @@ def stub():
         ("error", "the server reported an error: input is longer than the context"),
         ("abort", "aborted by the server: out of memory"),
         ("garbage", "not a chunk of an answer: <html>"),
-        ("stall", "timed out after 0.5 s with 6 tokens"),
+        ("stall", "timed out after 0.5 s without a token, 6 before"),
     ],
 )
 def test_each_failure_is_a_row_that_says_what_happened(stub, fail, said):
@@ -39,6 +39,25 @@ def test_each_failure_is_a_row_that_says_what_happened(stub, fail, said):
     assert failed.output_hash is None
     assert result.measurements[0].failed_share == pytest.approx(1 / 8)
     assert result.measurements[0].completion_tokens == 7 * 12
+
+
+def test_a_steady_answer_may_take_longer_than_the_limit(stub):
+    """Chunks 0.2 s apart are 2 s of an answer and never 1 s of silence: nothing failed."""
+    stub.act = lambda number, text: Act(tokens=30, pace_s=0.2)
+    result = run(stub, work(prompts=1, max_new_tokens=30, min_passes=1, max_passes=1, request_timeout_s=1.0))
+    assert [row.error for row in result.requests if row.repeat >= 0] == [None]
+    assert min(row.latency_s for row in result.requests) > 1.5
+
+
+def test_an_answer_that_does_not_end_is_ended(stub):
+    """Steady, but far past what was asked for: it would hold the bench for ever."""
+    stub.act = lambda number, text: Act(tokens=3000 if number == 6 else 12, pace_s=0.01, delta=True)
+    began = time.perf_counter()
+    result = run(stub, work(max_failed_share=0.2, request_timeout_s=0.5))
+    (failed,) = [row for row in result.requests if row.error]
+    assert "does not end: " in failed.error
+    assert "tokens are more than 2 times what was asked for" in failed.error
+    assert time.perf_counter() - began < 10
 
 
 def test_too_many_failures_end_the_bench_early(stub):
