@@ -23,9 +23,8 @@ def workload_of(spec: Spec, mistakes: Mistakes) -> Workload | None:
         except StoreError as exc:
             raise SpecError(f"name: {exc}") from exc
     with mistakes.noting():
-        settings = spec.workload.model_dump(exclude={"prompts", "num_prompts"})
         prompts = drawn(load_prompts(spec.workload.prompts), spec.workload.num_prompts, spec.search.seed)
-        return Workload(prompts=prompts, seed=spec.search.seed, **settings)
+        return Workload(prompts=prompts, seed=spec.search.seed, **spec.workload.settings())
     return None
 
 

@@ -94,6 +94,10 @@ class WorkloadSpec(Written):
     request_timeout_s: Seconds = 120
     max_failed_share: Annotated[Float, Field(ge=0, le=1)] = 0.02
 
+    def settings(self) -> dict[str, Any]:
+        """Of a `Workload`, whatever prompts it has."""
+        return self.model_dump(exclude={"prompts", "num_prompts"})
+
     @field_validator("concurrency", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:

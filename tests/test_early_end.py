@@ -114,7 +114,7 @@ def night(tmp_path, **search):
     spec = specfile.parse({**SPEC, "search": {**SPEC["search"], **search}})
     space, store = Space(spec), ParquetStore(str(tmp_path / str(search)))
     store.declare(spec.name, {d.column: d.kind for d in space.dimensions})
-    settings = spec.workload.model_dump(exclude={"prompts"})
+    settings = spec.workload.settings()
     workload = Workload(prompts=load_prompts(spec.workload.prompts), **settings)
     Study(space, workload, store).run(fleet(spec, "simulated:kimi-k25", 1))
     return list(store.read(spec.name))

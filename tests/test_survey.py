@@ -113,7 +113,7 @@ def test_a_study_is_not_done_by_what_is_only_assumed_of_its_nodes(tmp_path):
     )
     written = specfile.load(path)
     space, store = Space(written), ParquetStore(str(tmp_path / "results"))
-    settings = written.workload.model_dump(exclude={"prompts"})
+    settings = written.workload.settings()
     workload = Workload(prompts=load_prompts("builtin:tiny"), **settings)
     Study(space, workload, store).run(SimulatedFleet(["a"], lambda node, job: Answer(completed(90), 60.0)))
     assert len([record for record in store.read("s") if record.kind == "trial"]) == space.size == 2

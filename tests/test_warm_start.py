@@ -43,7 +43,7 @@ def made(**changes):
             inner = inner.setdefault(part, {})
         inner[last] = value
     spec = specfile.parse(tree)
-    settings = spec.workload.model_dump(exclude={"prompts"})
+    settings = spec.workload.settings()
     return Space(spec), Workload(prompts=load_prompts(spec.workload.prompts), **settings)
 
 

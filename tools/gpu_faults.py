@@ -100,7 +100,7 @@ class Bench:
 
     def workload(self, passes: int) -> Workload:
         """The spec's, at concurrency 1 and with so many passes."""
-        settings = self.spec.workload.model_dump(exclude={"prompts"})
+        settings = self.spec.workload.settings()
         settings |= {"concurrency": (1,), "min_passes": passes, "max_passes": passes}
         return Workload(prompts=load_prompts(self.spec.workload.prompts), **settings)
 
