@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raytune_eagle.early_end import Judge
+from raytune_eagle.measure.early_end import Judge
 from raytune_eagle.model.measurement import Request
 from raytune_eagle.model.trial import Best
 

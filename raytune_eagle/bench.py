@@ -19,13 +19,13 @@ from raytune_eagle.engines.proof import facts
 from raytune_eagle.errors import BenchError, SpecError
 from raytune_eagle.figures import CategorySummary, by_category
 from raytune_eagle.measure import InterruptedBench, MeasureResult, measure
+from raytune_eagle.measure.wire import wire_of
 from raytune_eagle.model import Value
 from raytune_eagle.model.config import Config, Speculative
 from raytune_eagle.model.measurement import Gate, Measurement, Request, Vitals
 from raytune_eagle.model.trial import ServerFacts
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.ports import Progress
-from raytune_eagle.wire import wire_of
 
 _ASK_S = 10.0
 _STRAIGHT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -67,7 +67,7 @@ class TrialError(RaytuneEagleError):
     """One configuration failed; the study goes on.
 
     Attributes:
-        failure_class: a name from `raytune_eagle.failure_classes`, for example ``tree_too_small``.
+        failure_class: a name from `raytune_eagle.failures.classes`, for example ``tree_too_small``.
         detail: one line for people: what happened and, where known, what to do.
         log_tail: the last lines of the server's log.
         server_log: the whole log, secrets redacted, gzip-compressed; empty when there is none.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raytune_eagle.checkpoints import DRAFT, check_draft, check_quantisation, check_target, readable
-from raytune_eagle.drafts import Demand
+from raytune_eagle.checkpoints.drafts import Demand
 from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.flags import Flags, mistakes
 from raytune_eagle.errors import SpecError

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from raytune_eagle.checkpoints.weights import Checkpoint, UnreadableError
 from raytune_eagle.cluster import LOCAL, node_settings
 from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.probe import Question, Timing, probe
@@ -19,7 +20,6 @@ from raytune_eagle.rules.base import Launch
 from raytune_eagle.space import Space
 from raytune_eagle.spec import Spec
 from raytune_eagle.survey import NODE_S, ask_nodes
-from raytune_eagle.weights import Checkpoint, UnreadableError
 
 Row = dict[str, Any]
 """One row of the view ``probes``, by column."""

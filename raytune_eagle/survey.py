@@ -16,6 +16,7 @@ from typing import Any
 
 from raytune_eagle import rules
 from raytune_eagle.checkpoints import readable
+from raytune_eagle.checkpoints.weights import Checkpoint
 from raytune_eagle.cluster import LOCAL, check_local, node_settings
 from raytune_eagle.engines.builtin import builtin_path
 from raytune_eagle.engines.describe import gpu_count
@@ -32,7 +33,6 @@ from raytune_eagle.rules import Assumptions
 from raytune_eagle.simulation import fleet as simulated_fleet
 from raytune_eagle.space import assumed
 from raytune_eagle.spec import Spec, values
-from raytune_eagle.weights import Checkpoint
 
 NODE_S = 300.0
 """For a node to answer: a cold file system takes a minute for SGLang's imports."""

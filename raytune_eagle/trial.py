@@ -7,9 +7,9 @@ import time
 from contextlib import AbstractContextManager
 
 from raytune_eagle import gates
-from raytune_eagle.early_end import Judge
 from raytune_eagle.errors import LaunchError, NodeError, TrialError
 from raytune_eagle.measure import MeasureResult, measure
+from raytune_eagle.measure.early_end import Judge
 from raytune_eagle.model.measurement import Gate, Request
 from raytune_eagle.model.trial import HOPELESS, Completed, Failed, Job, Phases, ServerFacts
 from raytune_eagle.ports import Engine, Progress, Server, Turns

@@ -20,8 +20,8 @@ from raytune_eagle.model.measurement import Gate, Measurement, Request
 from raytune_eagle.model.trial import Completed, Event, Failed, NodeFacts, Phases, ServerFacts, TrialRecord
 from raytune_eagle.schema import table_schema
 from raytune_eagle.store import ParquetStore
-from raytune_eagle.store_files import open_files
-from raytune_eagle.store_rows import _common, _figures, events_table
+from raytune_eagle.store.files import open_files
+from raytune_eagle.store.rows import _common, _figures, events_table
 
 CATEGORIES = {"code": 1.25, "chat": 0.95, "arithmetic": 1.1, "summarising": 0.8}
 """How much faster than the mean each category is under speculation."""

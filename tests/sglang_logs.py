@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytune_eagle.failure_classes import RULES
+from raytune_eagle.failures.classes import RULES
 
 ASSETS = Path(__file__).parent / "assets" / "logs"
 FAILURES = {

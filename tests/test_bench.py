@@ -18,10 +18,10 @@ from openai_server import OpenAI
 from rigs import FAKE
 
 from raytune_eagle.bench import bench, connect
-from raytune_eagle.client import data_lines
 from raytune_eagle.errors import SpecError
+from raytune_eagle.measure.client import data_lines
+from raytune_eagle.measure.wire import Chat, StreamError
 from raytune_eagle.model.workload import Prompt, Workload
-from raytune_eagle.wire import Chat, StreamError
 
 PROMPTS = tuple(Prompt(id=f"p{n}", category="code" if n % 2 else "chat", text=f"def f{n}(x):") for n in range(4))
 WORKLOAD = Workload(prompts=PROMPTS, max_new_tokens=12, concurrency=(1, 2), min_passes=2, max_passes=2)

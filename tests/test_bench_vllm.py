@@ -10,10 +10,10 @@ import pytest
 from openai_server import ASSETS, MODEL, REFUSALS, OpenAI
 
 from raytune_eagle.bench import bench, connect
-from raytune_eagle.client import data_lines
 from raytune_eagle.errors import BenchError, SpecError
+from raytune_eagle.measure.client import data_lines
+from raytune_eagle.measure.wire import Chat, StreamError, error_message
 from raytune_eagle.model.workload import Prompt, Workload
-from raytune_eagle.wire import Chat, StreamError, error_message
 
 PROMPTS = tuple(Prompt(id=f"p{n}", category="code", text=f"def f{n}(x):") for n in range(4))
 WORKLOAD = Workload(prompts=PROMPTS, chat=True, max_new_tokens=12, concurrency=(2,), min_passes=2, max_passes=2)

@@ -11,7 +11,7 @@ from sglang_logs import FAILURES, read
 
 from raytune_eagle import failures, logs
 from raytune_eagle.engines.sglang import whose
-from raytune_eagle.failure_classes import RULES, Fault
+from raytune_eagle.failures.classes import RULES, Fault
 from raytune_eagle.model.config import Config, Speculative
 
 KINDS = {rule.name: rule.kind for rule in RULES}

@@ -9,9 +9,9 @@ import pytest
 from made_checkpoints import SHAPES, make_draft, make_target, write_weights
 
 from raytune_eagle.checkpoints import check_draft, check_target, is_hub_id
-from raytune_eagle.drafts import Demand
+from raytune_eagle.checkpoints.drafts import Demand
+from raytune_eagle.checkpoints.weights import Checkpoint, UnreadableError, read_header
 from raytune_eagle.engines.builtin import builtin_path
-from raytune_eagle.weights import Checkpoint, UnreadableError, read_header
 
 PUBLIC = Path(__file__).parent / "assets" / "draft_configs"  # published by SafeAILab and SpecForge
 

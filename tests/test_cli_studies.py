@@ -13,7 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from raytune_eagle.cli import main
-from raytune_eagle.cli_studies import chosen, records_of, uncollected
+from raytune_eagle.cli.studies import chosen, records_of, uncollected
 from raytune_eagle.errors import SpecError
 from raytune_eagle.identity import spec_of
 from raytune_eagle.model.trial import Event

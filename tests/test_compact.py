@@ -18,7 +18,7 @@ from pyarrow import fs
 from raytune_eagle.errors import SpecError, StoreError
 from raytune_eagle.report.query import Query
 from raytune_eagle.store import ParquetStore
-from raytune_eagle.store_files import open_files
+from raytune_eagle.store.files import open_files
 
 MADE = Made(trials=12, requests=16, passes=2)
 TABLES = ("trials", "requests", "events")

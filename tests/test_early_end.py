@@ -11,12 +11,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import early_end as benchmark
 
 from raytune_eagle import specfile
-from raytune_eagle.early_end import Judge
 from raytune_eagle.measure import measure
+from raytune_eagle.measure.early_end import Judge
+from raytune_eagle.measure.passes import FILLER
 from raytune_eagle.model.measurement import Request
 from raytune_eagle.model.trial import Best
 from raytune_eagle.model.workload import Workload
-from raytune_eagle.passes import FILLER
 from raytune_eagle.ranking import leaderboard, searched
 from raytune_eagle.simulation import fleet
 from raytune_eagle.space import Space

@@ -8,7 +8,7 @@ import pytest
 from sglang_logs import ASSETS, FAILURES, read
 
 from raytune_eagle import failures
-from raytune_eagle.failure_classes import RULES
+from raytune_eagle.failures.classes import RULES
 
 
 @pytest.mark.parametrize(("name", "expected"), FAILURES.items())

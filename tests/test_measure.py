@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from streaming_stub import Act, passes, run, running, work
 
-from raytune_eagle.client import data_lines
 from raytune_eagle.measure import measure
+from raytune_eagle.measure.client import data_lines
+from raytune_eagle.measure.passes import FILLER, WARM_UP
+from raytune_eagle.measure.wire import token_count
 from raytune_eagle.model.workload import Prompt, Workload
-from raytune_eagle.passes import FILLER, WARM_UP
-from raytune_eagle.wire import token_count
 
 CAPTURES = Path(__file__).parent / "assets" / "streams"
 

@@ -24,7 +24,7 @@ from raytune_eagle.report.query import Query
 from raytune_eagle.report.render import render
 from raytune_eagle.schema import TABLES, VERSION_KEY
 from raytune_eagle.store import ParquetStore
-from raytune_eagle.store_files import Files
+from raytune_eagle.store.files import Files
 
 
 def record(study: str, number: int, throughput: float, **params: object) -> TrialRecord:

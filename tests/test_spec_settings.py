@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raytune_eagle import rules, spec_settings, specfile
+from raytune_eagle import rules, specfile
 from raytune_eagle.errors import SpecError
-from raytune_eagle.flag_numbers import REAL, WHOLE, WITH_UNITS
+from raytune_eagle.spec import settings as spec_settings
+from raytune_eagle.spec.flag_numbers import REAL, WHOLE, WITH_UNITS
 
 FLAGS = json.loads((Path(__file__).parent / "assets/sglang_0520_flags.json").read_text())["flags"]
 REMOVED_BY_0520 = {"cuda-graph-max-bs"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raytune_eagle import specfile
-from raytune_eagle.cli_input import workload_of
-from raytune_eagle.cli_run import _held_out
+from raytune_eagle.cli.input import workload_of
+from raytune_eagle.cli.run import _held_out
 from raytune_eagle.errors import Mistakes, SpecError
 from raytune_eagle.model.workload import Prompt
 from raytune_eagle.workload import builtin_names, drawn, held_out_prompts, load_prompts, told_if_many

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from raytune_eagle.errors import SpecError
-from raytune_eagle.randomness import looks_random
 from raytune_eagle.workload import builtin_names, load_prompts
+from raytune_eagle.workload.randomness import looks_random
 
 ENGLISH = (
     "The old mill stands at the bend of the river, where the water is slow and the willows hang over it. Nobody has "

@@ -21,7 +21,7 @@ from raytune_eagle.engines.proof import Proof
 from raytune_eagle.engines.vitals import Pulse
 from raytune_eagle.engines.watch import LogFollower, Processes, Stall
 from raytune_eagle.errors import BenchError, LaunchError, NodeError, SpecError, TrialError
-from raytune_eagle.failure_classes import Fault
+from raytune_eagle.failures.classes import Fault
 from raytune_eagle.model.config import Config
 from raytune_eagle.model.measurement import Vitals
 from raytune_eagle.model.trial import Job, NodeFacts, ServerFacts

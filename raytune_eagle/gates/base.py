@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from raytune_eagle.checkpoints.weights import Checkpoint, UnreadableError
 from raytune_eagle.model.config import Config, FlagValue
 from raytune_eagle.model.measurement import Gate, Measurement, Request, Sample
 from raytune_eagle.model.trial import ServerFacts
 from raytune_eagle.model.workload import Workload
-from raytune_eagle.weights import Checkpoint, UnreadableError
 
 LEAST_ACCEPT_LEN = 1.05
 """Tokens per verify round. A random draft gives 1.00; an EAGLE-3 draft under EAGLE 1.0 to 1.2, by chance."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from raytune_eagle.checkpoints.weights import UnreadableError, read_json
 from raytune_eagle.findings import Finding, ok, warning
 from raytune_eagle.gates.baseline import ENOUGH
 from raytune_eagle.gates.bench import KNOWN_PROMPTS, fewer_prompts
 from raytune_eagle.gates.server import SIMULATED
 from raytune_eagle.model.workload import Prompt
 from raytune_eagle.spec import Spec, values
-from raytune_eagle.weights import UnreadableError, read_json
 from raytune_eagle.workload import told_if_many
 
 _NO_CACHE = "disable-radix-cache"

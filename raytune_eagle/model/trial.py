@@ -84,7 +84,7 @@ class Failed(Value):
     """A trial without figures: its *configuration* failed, or it was lost with every machine that it ran on.
 
     Attributes:
-        failure_class: a name from `raytune_eagle.failure_classes`; of the gate that failed, with `failure_phase`
+        failure_class: a name from `raytune_eagle.failures.classes`; of the gate that failed, with `failure_phase`
             ``gate``; ``node_lost`` with status ``lost``.
     """
 

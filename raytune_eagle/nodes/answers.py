@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raytune_eagle.early_end import Judge
 from raytune_eagle.figures import accept_len
+from raytune_eagle.measure.early_end import Judge
 from raytune_eagle.model.config import Config
 from raytune_eagle.model.measurement import Gate, Measurement, Request
 from raytune_eagle.model.trial import HOPELESS, Completed, Failed, Job, Phases

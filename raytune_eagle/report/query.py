@@ -23,7 +23,7 @@ from pyarrow import fs
 
 from raytune_eagle.errors import SpecError, StoreError
 from raytune_eagle.schema import TABLES, file_problem, table_schema
-from raytune_eagle.store_files import READ_ERRORS, Files, LocalFiles, open_files
+from raytune_eagle.store.files import READ_ERRORS, Files, LocalFiles, open_files
 
 _ALLOWED = {"SELECT", "EXPLAIN", "MULTI"}  # MULTI: PIVOT, which first asks which columns there will be
 _SHUT = (

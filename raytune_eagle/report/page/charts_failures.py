@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from raytune_eagle.failure_classes import RULES
+from raytune_eagle.failures.classes import RULES
 from raytune_eagle.model.trial import Failed, TrialRecord
 from raytune_eagle.report.facts import Facts
 from raytune_eagle.report.page.chart import Chart, Column, axis, height, lying

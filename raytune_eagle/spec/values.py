@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from raytune_eagle import spec_settings
 from raytune_eagle.model import Value
 from raytune_eagle.model.config import FlagValue
+from raytune_eagle.spec import settings as spec_settings
 
 
 def _no_nul(value: Any) -> Any:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from raytune_eagle.errors import SpecError, StoreError, StoreOutageError
-from raytune_eagle.store_folder import locked, make_durable, sync_folder
+from raytune_eagle.store.folder import locked, make_durable, sync_folder
 
 TEMPORARY_SUFFIX = ".tmp"
 _FEW_ROWS = 100
@@ -208,7 +208,7 @@ class LocalFiles(Files):
 
     @contextlib.contextmanager
     def lock(self, folder: str, what: str) -> Iterator[None]:
-        """Hold the folder's lock; see `raytune_eagle.store_folder.locked`."""
+        """Hold the folder's lock; see `raytune_eagle.store.folder.locked`."""
         with locked(Path(self.path(folder)), what):
             yield
 

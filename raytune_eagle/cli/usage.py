@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from raytune_eagle.cli_studies import say
-from raytune_eagle.flag_numbers import Limits
+from raytune_eagle.cli.studies import say
+from raytune_eagle.spec.flag_numbers import Limits
 
 BAD_INPUT = 2
 """Exit code of bad usage and bad input."""

@@ -22,15 +22,15 @@ from typing import Any, NamedTuple, NoReturn
 
 import uvloop
 
-from raytune_eagle.client import Client
 from raytune_eagle.errors import BenchError, SpecError, TrialError
-from raytune_eagle.http_stream import Connections
+from raytune_eagle.measure.client import Client
+from raytune_eagle.measure.http_stream import Connections
+from raytune_eagle.measure.passes import Early, Judge, Level
+from raytune_eagle.measure.wire import Wire, wire_of
 from raytune_eagle.model import Value
 from raytune_eagle.model.measurement import Measurement, Request, Sample, Vitals
 from raytune_eagle.model.workload import Workload
-from raytune_eagle.passes import Early, Judge, Level
 from raytune_eagle.ports import Progress, Server
-from raytune_eagle.wire import Wire, wire_of
 
 _CHECK_S = 0.5  # how often the server is asked whether it lives
 _DYING_S = 1.0  # how long a server may take to be seen dead after it broke its connections

@@ -14,9 +14,9 @@ import click
 from rich.console import Console
 
 from raytune_eagle import specfile
-from raytune_eagle.cli_input import understood, workload_of
-from raytune_eagle.cli_options import CLUSTER, Finite, cluster_check, nodes_option, nodes_to_make
-from raytune_eagle.cli_studies import FAILED, if_interrupted, results_option, say, stdout
+from raytune_eagle.cli.input import understood, workload_of
+from raytune_eagle.cli.options import CLUSTER, Finite, cluster_check, nodes_option, nodes_to_make
+from raytune_eagle.cli.studies import FAILED, if_interrupted, results_option, say, stdout
 from raytune_eagle.errors import Mistakes, SpecError
 from raytune_eagle.home import home
 from raytune_eagle.interrupts import end_on_signals

@@ -18,8 +18,8 @@ from pyarrow import compute as pc
 
 from raytune_eagle.errors import StoreError
 from raytune_eagle.schema import file_parameters, file_problem, table_schema
-from raytune_eagle.store_files import READ_ERRORS, Files, LocalFiles
-from raytune_eagle.store_rows import Row
+from raytune_eagle.store.files import READ_ERRORS, Files, LocalFiles
+from raytune_eagle.store.rows import Row
 
 TABLE_NAMES = ("requests", "trials", "events", "probes")
 """In the order in which they are compacted."""

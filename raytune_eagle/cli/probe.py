@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 
 from raytune_eagle import specfile
-from raytune_eagle.cli_options import Finite, local_or_cluster
-from raytune_eagle.cli_studies import FAILED, if_interrupted, results_option, say, stdout
+from raytune_eagle.cli.options import Finite, local_or_cluster
+from raytune_eagle.cli.studies import FAILED, if_interrupted, results_option, say, stdout
 from raytune_eagle.report.probes import Probing, probe_table
 from raytune_eagle.space import Space
 from raytune_eagle.store import ParquetStore

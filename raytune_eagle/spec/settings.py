@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raytune_eagle import rules
-from raytune_eagle.flag_numbers import number_mistake, whole_number_mistake
+from raytune_eagle.spec.flag_numbers import number_mistake, whole_number_mistake
 
 # Flags that the engine or another part of the spec owns: given twice, they would disagree.
 OWNED_FLAGS = {

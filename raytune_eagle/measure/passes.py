@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from raytune_eagle.client import Client, Stream
 from raytune_eagle.errors import BenchError
 from raytune_eagle.figures import accept_len, best_second, token_gaps, weighted_percentile
+from raytune_eagle.measure.client import Client, Stream
 from raytune_eagle.model.measurement import Measurement, Request, Sample, Vitals
 from raytune_eagle.model.trial import HOPELESS
 from raytune_eagle.model.workload import Prompt, Workload

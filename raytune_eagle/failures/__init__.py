@@ -5,7 +5,7 @@ failed trial that the search learns from; a machine's is a `NodeError`, and the 
 spec's ends the study with the reason, since nothing in it can run.
 
 Ranks die of one another. So a cause is the answer wherever in the log it stands; without one, the first of what may
-have followed from it. Classes and their words are in `raytune_eagle.failure_classes`.
+have followed from it. Classes and their words are in `raytune_eagle.failures.classes`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, replace
 from signal import Signals
 
-from raytune_eagle.failure_classes import CRASHES, KINDS, RULES, Fault, Rule, crashed
+from raytune_eagle.failures.classes import CRASHES, KINDS, RULES, Fault, Rule, crashed
 from raytune_eagle.logs import Stage, clean, lines, stage, stage_of_last, without_requests
 
 

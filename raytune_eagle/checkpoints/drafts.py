@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from raytune_eagle.configs import shown
-from raytune_eagle.weights import Checkpoint
+from raytune_eagle.checkpoints.configs import shown
+from raytune_eagle.checkpoints.weights import Checkpoint
 
 CAPTURED = 3
 """Layers captured where the draft names none."""

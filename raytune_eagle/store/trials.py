@@ -12,9 +12,9 @@ import pyarrow as pa
 from raytune_eagle.model.measurement import Request
 from raytune_eagle.model.trial import TrialRecord
 from raytune_eagle.schema import TABLES
-from raytune_eagle.store_files import Files
-from raytune_eagle.store_rows import Row, record_of, request_of
-from raytune_eagle.store_tables import is_compact, load, load_all, rows_by_trial
+from raytune_eagle.store.files import Files
+from raytune_eagle.store.rows import Row, record_of, request_of
+from raytune_eagle.store.tables import is_compact, load, load_all, rows_by_trial
 
 _MOST_LOOKS = 5
 _TRIAL_FILE = re.compile(r"(\d{5,})-[0-9a-f]{12}\.parquet")

@@ -21,10 +21,10 @@ from pyarrow import fs
 from raytune_eagle.errors import StoreError
 from raytune_eagle.model.trial import Event, TrialRecord
 from raytune_eagle.schema import check_parameters, file_parameters, file_problem, parameter_kind, table_schema
-from raytune_eagle.store_files import READ_ERRORS, Files, open_files
-from raytune_eagle.store_rows import event_of, events_table, requests_table, trial_table
-from raytune_eagle.store_tables import Compacted, compact_study, is_compact, load, load_all, numbers
-from raytune_eagle.store_trials import Answers, number_of, scan
+from raytune_eagle.store.files import READ_ERRORS, Files, open_files
+from raytune_eagle.store.rows import event_of, events_table, requests_table, trial_table
+from raytune_eagle.store.tables import Compacted, compact_study, is_compact, load, load_all, numbers
+from raytune_eagle.store.trials import Answers, number_of, scan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LIKE_A_VALUE = re.compile(r"[0-9._-]+|0[xb][0-9a-f_]+|inf|infinity|epoch|__HIVE_DEFAULT_PARTITION__", re.IGNORECASE)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from raytune_eagle.cli_studies import (
+from raytune_eagle.cli.studies import (
     FAILED,
     Chosen,
     chosen,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raytune_eagle.cli_options import Finite
-from raytune_eagle.cli_studies import FAILED, if_interrupted, say, stdout
+from raytune_eagle.cli.options import Finite
+from raytune_eagle.cli.studies import FAILED, if_interrupted, say, stdout
 from raytune_eagle.errors import SpecError
 from raytune_eagle.interrupts import INTERRUPTED
 from raytune_eagle.model.workload import Workload

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from raytune_eagle.wire import error_message
+from raytune_eagle.measure.wire import error_message
 
 Take = Callable[[bytes, float], None]
 """Is given each piece of a body, and when it came in seconds of `perf_counter`; what it raises ends the request."""

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from raytune_eagle.configs import mistakes
-from raytune_eagle.drafts import Demand, Pair, told
+from raytune_eagle.checkpoints.configs import mistakes
+from raytune_eagle.checkpoints.drafts import Demand, Pair, told
+from raytune_eagle.checkpoints.weights import Checkpoint, UnreadableError, read_json
 from raytune_eagle.findings import Finding, ok, problem, warning
-from raytune_eagle.weights import Checkpoint, UnreadableError, read_json
 
 TARGET, DRAFT = "engine.model", "engine.draft"
 _SHOWN = 5

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from raytune_eagle.weights import Checkpoint
+from raytune_eagle.checkpoints.weights import Checkpoint
 
 NUMBERS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"),

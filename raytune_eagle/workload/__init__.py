@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from raytune_eagle.errors import SpecError
 from raytune_eagle.model.workload import Prompt
-from raytune_eagle.randomness import looks_random
+from raytune_eagle.workload.randomness import looks_random
 
 _BUILTIN = "builtin:"
 _LONGEST = 4_000_000  # characters of one prompt: beyond every model's context

@@ -9,11 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from raytune_eagle import gates
-from raytune_eagle.benches import Bench
 from raytune_eagle.confirm import Confirmation, seconds_of
 from raytune_eagle.errors import NodeError, SpecError
 from raytune_eagle.identity import STARTED, check_same, written
-from raytune_eagle.journal import Journal
 from raytune_eagle.model.trial import Completed, Event, Failed, Job, TrialRecord
 from raytune_eagle.model.workload import Workload
 from raytune_eagle.outcomes import Leader, brief, hopeless, in_words, same_text, speedup, violations
@@ -21,7 +19,9 @@ from raytune_eagle.ports import Fleet, Node, Pending, Store
 from raytune_eagle.reference import Reference
 from raytune_eagle.search import Search
 from raytune_eagle.space import Space
-from raytune_eagle.tasks import Task, Tasks
+from raytune_eagle.study.benches import Bench
+from raytune_eagle.study.journal import Journal
+from raytune_eagle.study.tasks import Task, Tasks
 
 _TICK_S = 1.0
 _NO_NODE_S = 300.0

@@ -11,14 +11,14 @@ from typing import Any
 import click
 
 from raytune_eagle import __version__
-from raytune_eagle.cli_bench import bench
-from raytune_eagle.cli_nodes import logs, nodes, status, stop
-from raytune_eagle.cli_plan import doctor, plan
-from raytune_eagle.cli_probe import probe
-from raytune_eagle.cli_results import COMMANDS
-from raytune_eagle.cli_run import run
-from raytune_eagle.cli_studies import FAILED, say
-from raytune_eagle.cli_usage import BAD_INPUT, refuse, refuse_empty
+from raytune_eagle.cli.bench import bench
+from raytune_eagle.cli.nodes import logs, nodes, status, stop
+from raytune_eagle.cli.plan import doctor, plan
+from raytune_eagle.cli.probe import probe
+from raytune_eagle.cli.results import COMMANDS
+from raytune_eagle.cli.run import run
+from raytune_eagle.cli.studies import FAILED, say
+from raytune_eagle.cli.usage import BAD_INPUT, refuse, refuse_empty
 from raytune_eagle.errors import RaytuneEagleError, SpecError
 from raytune_eagle.interrupts import INTERRUPTED, end_on_signals
 

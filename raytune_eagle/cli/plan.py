@@ -8,9 +8,9 @@ import click
 from rich.console import Console
 
 from raytune_eagle import specfile
-from raytune_eagle.cli_input import understood, workload_of
-from raytune_eagle.cli_options import CLUSTER, cluster_check, local_or_cluster, nodes_option, nodes_to_make
-from raytune_eagle.cli_studies import FAILED, results_option, say
+from raytune_eagle.cli.input import understood, workload_of
+from raytune_eagle.cli.options import CLUSTER, cluster_check, local_or_cluster, nodes_option, nodes_to_make
+from raytune_eagle.cli.studies import FAILED, results_option, say
 from raytune_eagle.errors import Mistakes
 from raytune_eagle.report import console as shown
 

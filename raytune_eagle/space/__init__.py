@@ -17,12 +17,13 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 
-from raytune_eagle import rules, spec_settings
-from raytune_eagle.dimensions import Dimension, among, dimensions_of, dropped, meant
+from raytune_eagle import rules
 from raytune_eagle.errors import SpecError
-from raytune_eagle.grid import GroupSize, Params, Parts
 from raytune_eagle.model.config import Config, FlagValue, Speculative
+from raytune_eagle.space.dimensions import Dimension, among, dimensions_of, dropped, meant
+from raytune_eagle.space.grid import GroupSize, Params, Parts
 from raytune_eagle.spec import Spec
+from raytune_eagle.spec import settings as spec_settings
 
 __all__ = ["CPU_MODULE", "GPU_MODULE", "Dimension", "GroupSize", "Params", "Space", "Start"]
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from raytune_eagle.figures import token_gaps, weighted_percentile
-from raytune_eagle.http_stream import Connections, RefusedError
+from raytune_eagle.measure.http_stream import Connections, RefusedError
+from raytune_eagle.measure.wire import SHOWN, StreamError, Wire
 from raytune_eagle.model.measurement import Request
 from raytune_eagle.model.workload import Prompt, Workload
-from raytune_eagle.wire import SHOWN, StreamError, Wire
 
 _DONE = b"[DONE]"
 _PREFIXES = (16, 64, 256, 1024)

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from raytune_eagle.cli_options import cluster_check
-from raytune_eagle.cli_studies import FAILED, chosen, latest, results_option, say, stdout
+from raytune_eagle.cli.options import cluster_check
+from raytune_eagle.cli.studies import FAILED, chosen, latest, results_option, say, stdout
 from raytune_eagle.errors import SpecError
 from raytune_eagle.live import Live
 from raytune_eagle.report import console as shown

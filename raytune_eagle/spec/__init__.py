@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from raytune_eagle import rules, spec_settings
-from raytune_eagle.spec_values import (
+from raytune_eagle import rules
+from raytune_eagle.spec import settings as spec_settings
+from raytune_eagle.spec.values import (
     Dimension,
     Env,
     Flag,
