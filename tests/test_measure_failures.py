@@ -41,6 +41,7 @@ def test_each_failure_is_a_row_that_says_what_happened(stub, fail, said):
     assert result.measurements[0].completion_tokens == 7 * 12
 
 
+@pytest.mark.slow
 def test_a_steady_answer_may_take_longer_than_the_limit(stub):
     """Chunks 0.2 s apart are 2 s of an answer and never 1 s of silence: nothing failed."""
     stub.act = lambda number, text: Act(tokens=30, pace_s=0.2)
