@@ -20,6 +20,7 @@ from raytune_eagle.store import ParquetStore
 TEXT = st.text(max_size=12)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 MAYBE = st.none() | NUMBER
+POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False)
 COUNT = st.integers(0, 2**40)
 FLAG = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | NUMBER | TEXT | st.lists(TEXT, max_size=2)
 WORDS = st.dictionaries(TEXT, TEXT, max_size=3)
@@ -32,9 +33,8 @@ MEASUREMENT = st.builds(
     verify_rounds=st.none() | COUNT,
     passes=COUNT,
     completion_tokens=COUNT,
-    **dict.fromkeys(
-        ["output_throughput", "ci_low", "ci_high", "cycle_ms", "burst_throughput", "ttft_p50_ms", "ttft_p95_ms"], NUMBER
-    ),
+    **dict.fromkeys(["output_throughput", "ci_low", "ci_high"], POSITIVE),
+    **dict.fromkeys(["cycle_ms", "burst_throughput", "ttft_p50_ms", "ttft_p95_ms"], NUMBER),
     **dict.fromkeys(["itl_p50_ms", "itl_p95_ms", "failed_share"], NUMBER),
 )
 REQUEST = st.builds(
