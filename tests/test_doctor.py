@@ -23,7 +23,8 @@ from raytune_eagle.spec import flags_written
 ROOT = Path(__file__).parent.parent
 ASSET = ROOT / "tests" / "assets" / "sglang_0520_flags.json"
 NVML = ROOT / "tests" / "fakes" / "nvml"
-WORKLOAD = Workload(prompts=(Prompt(id="p", category="c", text="a short prompt"),), max_new_tokens=16)
+PROMPTS = tuple(Prompt(id=str(n), category="c", text="a short prompt") for n in range(8))
+WORKLOAD = Workload(prompts=PROMPTS, max_new_tokens=16)
 
 
 @pytest.fixture(autouse=True)

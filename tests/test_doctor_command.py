@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow  # a process of its own for each
 
 ROOT = Path(__file__).parent.parent
 NVML = ROOT / "tests" / "fakes" / "nvml"
-WORKLOAD = Workload(prompts=(Prompt(id="p", category="c", text="a short prompt"),), max_new_tokens=16)
+PROMPTS = tuple(Prompt(id=str(n), category="c", text="a short prompt") for n in range(8))
+WORKLOAD = Workload(prompts=PROMPTS, max_new_tokens=16)
 
 
 @pytest.fixture(autouse=True)
