@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -48,6 +49,16 @@ def test_a_steady_answer_may_take_longer_than_the_limit(stub):
     result = run(stub, work(prompts=1, max_new_tokens=30, min_passes=1, max_passes=1, request_timeout_s=1.0))
     assert [row.error for row in result.requests if row.repeat >= 0] == [None]
     assert min(row.latency_s for row in result.requests) > 1.5
+
+
+@pytest.mark.slow
+def test_an_answer_that_drips_is_ended(stub):
+    """Never silent for long, but slower than anybody would serve: its node is worth more than its end."""
+    stub.act = lambda number, text: Act(tokens=30, pace_s=0.9 if number == 6 else 0.0)
+    result = run(stub, work(max_failed_share=0.2, max_new_tokens=15, request_timeout_s=1.0))
+    (failed,) = [row for row in result.requests if row.error]
+    assert re.fullmatch(r"timed out after 8.5 s with \d+ tokens: 0.5 s a token and more", failed.error)
+    assert 8 < failed.latency_s < 9.5
 
 
 def test_an_answer_that_does_not_end_is_ended(stub):

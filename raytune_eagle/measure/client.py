@@ -31,6 +31,8 @@ _BROKEN_OFF = ("abort", "error")
 """Reasons to end that are no end of an answer; words in OpenAI's format (SGLang 0.5.20: the first, vLLM: both)."""
 _ENDLESS = 2
 """Times the tokens asked for: more are an answer that does not end. A verify round goes a few beyond."""
+_SLOWEST_S = 0.5
+"""A token that takes longer on the average is no answer to wait for: a launch so slow would hold its node for hours."""
 _COMPRESSIBLE = 100  # bytes: zlib's own frame weighs too much in less
 
 
@@ -230,6 +232,7 @@ class Client:
     def __init__(self, connections: Connections, wire: Wire, workload: Workload) -> None:
         self._wire, self._connections = wire, connections
         self._timeout, self._most = workload.request_timeout_s, _ENDLESS * workload.max_new_tokens
+        self._longest = self._timeout + _SLOWEST_S * workload.max_new_tokens
 
     def stream(self, prompt: Prompt, concurrency: int, repeat: int) -> Stream:
         """A request that is about to be sent."""
@@ -244,17 +247,20 @@ class Client:
             stream.error = f"not finished when the bench ended, {stream.tokens} tokens so far"
             raise
         except TimeoutError:
-            stream.error = (
-                f"does not end: {stream.tokens} tokens are more than {_ENDLESS} times what was asked for"
-                if stream.tokens > self._most
-                else f"timed out after {self._timeout:g} s without a token, {stream.tokens} before"
-            )
+            stream.error = self._why_ended(stream)
         except (StreamError, RefusedError, OSError) as error:
             stream.error = str(error) or type(error).__name__
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             stream.error = f"the answer is not in the shape of {self._wire.path}: {error!r}"
         finally:
             stream.ended = perf_counter()
+
+    def _why_ended(self, stream: Stream) -> str:
+        if stream.tokens > self._most:
+            return f"does not end: {stream.tokens} tokens are more than {_ENDLESS} times what was asked for"
+        if stream.latency_s >= self._longest:
+            return f"timed out after {self._longest:g} s with {stream.tokens} tokens: {_SLOWEST_S} s a token and more"
+        return f"timed out after {self._timeout:g} s without a token, {stream.tokens} before"
 
     async def _receive(self, stream: Stream) -> None:
         body = json.dumps(self._wire.body(stream.prompt)).encode()
@@ -265,6 +271,6 @@ class Client:
                 stream.receive(payload, now)
 
         stream.sent = perf_counter()
-        async with asyncio.timeout(None) as limit:
+        async with asyncio.timeout(self._longest) as limit:
             with _ended_by(limit, stream, self._timeout, self._most):
                 await self._connections.post(self._wire.path, body, take)

@@ -28,7 +28,8 @@ class Workload(Value):
         concurrency: numbers of simultaneous streams, measured one after the other on one launch.
         precision: half-width of the 95 % interval of throughput, as a share of it, at which passes stop.
         min_passes, max_passes: passes over the prompts per concurrency, the warm-up not counted.
-        request_timeout_s: a stream that brings no token for so long counts as failed, however long it takes in all.
+        request_timeout_s: a stream that brings no token for so long counts as failed. A steady one may take as much and
+            half a second for each of `max_new_tokens`.
         max_failed_share: more failed requests than this share fail the trial.
         seed: of the orders.
     """
