@@ -46,7 +46,10 @@ def test_servers_and_an_actor_die(study, times):
 
 
 def test_links_are_cut_for_a_while(study, times):
-    """Packets are lost silently for 10 s and 40 s: the driver knows within 20 s, and the trials go on to their ends."""
+    """Packets are lost silently for 10 s and 30 s: the driver knows within 20 s, and the trials go on to their ends.
+
+    Ray takes up to 20 s more to be in touch again, and after 60 s in all a node is given up.
+    """
     run = study("cut", 100, round_ms=120).start()  # plain decoding: 384 rounds
     _, second, third = run.cluster.lab.hosts
     pids = {host: run.await_busy(host) for host in (second, third)}
@@ -62,10 +65,10 @@ def test_links_are_cut_for_a_while(study, times):
     assert servers(second) == [pids[second]]
     assert servers(third) == [pids[third]]
     run.await_line("h3 .*no answer", 1, at)
-    time.sleep(max(0.0, 40 - since(began)))
+    time.sleep(max(0.0, 30 - since(began)))
     third.heal()
     run.await_line("h3 .*back", 30, at)
-    times["silent drop of 40 s: back after"] = since(began)
+    times["silent drop of 30 s: back after"] = since(began)
     for host in pids:
         run.await_line(rf"{host.name} #\d+ +done +\d", 90, at)
     run.interrupt()
