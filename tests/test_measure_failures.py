@@ -54,22 +54,22 @@ def test_a_steady_answer_may_take_longer_than_the_limit(stub):
 @pytest.mark.slow
 def test_an_answer_that_drips_is_ended(stub):
     """Never silent for long, but slower than anybody would serve: its node is worth more than its end."""
-    stub.act = lambda number, text: Act(tokens=30, pace_s=0.9 if number == 6 else 0.0)
-    result = run(stub, work(max_failed_share=0.2, max_new_tokens=15, request_timeout_s=1.0))
+    stub.act = lambda number, text: Act(tokens=12, step=1, pace_s=0.9 if number == 6 else 0.0)
+    result = run(stub, work(max_failed_share=0.2, max_new_tokens=8, request_timeout_s=3.0))
     (failed,) = [row for row in result.requests if row.error]
-    assert re.fullmatch(r"timed out after 8.5 s with \d+ tokens: 0.5 s a token and more", failed.error)
-    assert 8 < failed.latency_s < 9.5
+    assert re.fullmatch(r"timed out after 7 s with \d+ tokens: 0.5 s a token and more", failed.error)
+    assert 6.9 < failed.latency_s < 20
 
 
 def test_an_answer_that_does_not_end_is_ended(stub):
     """Steady, but far past what was asked for: it would hold the bench for ever."""
     stub.act = lambda number, text: Act(tokens=3000 if number == 6 else 12, pace_s=0.01, delta=True)
     began = time.perf_counter()
-    result = run(stub, work(max_failed_share=0.2, request_timeout_s=0.5))
+    result = run(stub, work(max_failed_share=0.2, request_timeout_s=2.0))
     (failed,) = [row for row in result.requests if row.error]
     assert "does not end: " in failed.error
     assert "tokens are more than 2 times what was asked for" in failed.error
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - began < 20
 
 
 def test_too_many_failures_end_the_bench_early(stub):
