@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 
 
 class CategorySummary(Value):
-    """Figures of one category at one concurrency.
+    """Figures of the answers of one category at one concurrency; what failed is no part of them, as time neither.
 
     Attributes:
         output_throughput: tokens per second if every stream served this category at the speed seen here.
@@ -35,7 +35,7 @@ class CategorySummary(Value):
 
 
 def counted(requests: Iterable[Request]) -> list[Request]:
-    """The rows that figures are made of: answered, and of a pass (not the warm-up, not a filler)."""
+    """The rows that were answered, and are of a pass (not the warm-up, not a filler); see `charged` for throughput."""
     return [row for row in requests if row.repeat >= 0 and row.error is None]
 
 

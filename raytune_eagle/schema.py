@@ -71,7 +71,12 @@ _LAUNCH = (
 )
 _FIGURES = (
     Column("concurrency", INT, "streams", "simultaneous streams; null when it failed before any figure"),
-    Column("output_throughput", REAL, "tokens/s", "output tokens per second over all streams together"),
+    Column(
+        "output_throughput",
+        REAL,
+        "tokens/s",
+        "output tokens per second over all streams together; failed requests are time without tokens",
+    ),
     Column("ci_low", REAL, "tokens/s", "lower end of the 95 % interval of output_throughput"),
     Column("ci_high", REAL, "tokens/s", "upper end of the 95 % interval of output_throughput"),
     Column("stable", FLAG, "", "the interval came within the asked precision before the passes ran out"),
